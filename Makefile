@@ -1,0 +1,60 @@
+# make demo       the main job on whatever this machine has
+# make test       lint, types and every test that needs no GPU
+# make lint       the first two of these
+# make gpu-test   the tests that need a GPU, with the python3 and torch that are installed
+# make gpu-bench  the head benchmark, the same way; BENCH_ARGS="--steps 7" and so on
+#
+# demo, test and lint set up a local environment in .venv on their first run. They need Python 3.11+.
+
+PYTHON ?= python3
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+HAS_GPU := $(shell nvidia-smi -L >/dev/null 2>&1 && echo yes)
+
+# Without a GPU torch is pinned. With one, an installed torch is reused and only what is missing is added.
+ifeq ($(HAS_GPU),yes)
+  VENV_FLAGS := --system-site-packages
+  TORCH      ?= torch>=2.11
+else
+  VENV_FLAGS :=
+  TORCH      ?= torch==2.13.0
+endif
+
+PYTEST_ARGS ?= -n auto
+
+.DEFAULT_GOAL := help
+.PHONY: help demo test lint gpu-test gpu-bench clean
+
+help:
+	@sed -n 's/^# \(make .*\)/\1/p' Makefile
+
+$(READY): pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' \
+	  || { echo "wts: $(PYTHON) is older than 3.11; run make PYTHON=/path/to/newer/python" >&2; exit 1; }
+	@echo "setting up $(VENV) (first run only; torch is a large download)"
+	$(PYTHON) -m venv --clear $(VENV_FLAGS) $(VENV)
+	$(BIN)/python -m pip install --quiet "$(TORCH)"
+	$(BIN)/python -m pip install --quiet --editable ".[dev]"
+	@touch $@
+
+demo: $(READY)
+	$(BIN)/wts demo
+
+lint: $(READY)
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+
+test: lint
+	$(BIN)/python -m pytest $(PYTEST_ARGS) --ignore=tests/gpu
+
+gpu-test:
+	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
+
+gpu-bench:
+	PYTHONPATH=src $(PYTHON) -m wts bench head $(BENCH_ARGS)
+
+clean:
+	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis
