@@ -1,0 +1,422 @@
+"""How a drafter's checkpoint folder is read: its config, its tensors and its vocabulary map.
+
+Only the tensors that are asked for are loaded, so a drafter of many gigabytes costs its head.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, Self, TypeAlias
+
+import torch
+from safetensors import SafetensorError, safe_open
+
+from wts.errors import CheckpointError, describe
+
+__all__ = [
+    "Checkpoint",
+    "D2tReading",
+    "DrafterConfig",
+    "draft_map",
+    "fault_of_ids",
+    "read_config",
+    "tensor_names",
+]
+
+D2tReading: TypeAlias = Literal["auto", "offsets", "ids"]
+"""How the numbers of a `d2t` tensor are meant; see `draft_map`."""
+
+# lm_heads are padded to a multiple of some hundred rows; more than this is another vocabulary.
+_MOST_PADDING_ROWS = 1024
+
+# Where drafters that nest their backbone's fields keep them.
+_NESTED_CONFIGS = ("text_config", "transformer_layer_config")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrafterConfig:
+    """The fields of a drafter's config.json that a serial head depends on.
+
+    Args:
+        markov_rank: rank of the latent.
+        markov_head_type: "vanilla", "gated" or "rnn".
+        vocab_size: target vocabulary.
+        draft_vocab_size: draft vocabulary; `vocab_size` where it is not reduced. It may also be
+            larger, where a drafter keeps the padding of its target's lm_head.
+        block_size: tokens that the drafter was trained to propose, if it says.
+    """
+
+    markov_rank: int
+    markov_head_type: str
+    vocab_size: int
+    draft_vocab_size: int
+    block_size: int | None
+
+    @property
+    def num_draft(self) -> int:
+        """Draft ids that are real tokens."""
+        return min(self.draft_vocab_size, self.vocab_size)
+
+
+def read_config(folder: str | Path) -> DrafterConfig:
+    """Read what config.json of a drafter folder says about its serial head.
+
+    Raises:
+        CheckpointError: names the file, the field, what was wanted and what was found.
+    """
+    path = Path(folder) / "config.json"
+    if not path.is_file():
+        raise CheckpointError.mismatch(
+            str(path),
+            wanted="the config of a drafter",
+            found="no such file",
+            fix="pass the drafter folder, the one with config.json and *.safetensors",
+        )
+    fields = _read_object(path)
+    config: dict[str, Any] = {}
+    for nested in _NESTED_CONFIGS:
+        inner = fields.get(nested)
+        if isinstance(inner, dict):
+            config |= inner
+    config |= fields
+    head_type = config.get("markov_head_type", "vanilla")
+    if not isinstance(head_type, str):
+        raise CheckpointError.mismatch(
+            f"{path}: markov_head_type", wanted="a string", found=repr(head_type), fix="correct it"
+        )
+    vocab_size = _positive_field(path, config, "vocab_size")
+    has_draft_vocab = config.get("draft_vocab_size") is not None
+    has_block_size = config.get("block_size") is not None
+    return DrafterConfig(
+        markov_rank=_positive_field(path, config, "markov_rank"),
+        markov_head_type=head_type.lower(),
+        vocab_size=vocab_size,
+        draft_vocab_size=(
+            _positive_field(path, config, "draft_vocab_size") if has_draft_vocab else vocab_size
+        ),
+        block_size=_positive_field(path, config, "block_size") if has_block_size else None,
+    )
+
+
+def _read_object(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise CheckpointError.mismatch(
+            str(path), wanted="a JSON object", found=str(error), fix="download the file again"
+        ) from error
+    if not isinstance(value, dict):
+        raise CheckpointError.mismatch(
+            str(path),
+            wanted="a JSON object",
+            found=type(value).__name__,
+            fix="download the file again",
+        )
+    return value
+
+
+def _positive_field(path: Path, config: Mapping[str, Any], field: str) -> int:
+    value = config.get(field)
+    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        raise CheckpointError.mismatch(
+            f"{path}: {field}",
+            wanted="a positive integer",
+            found="nothing" if field not in config else repr(value),
+            fix="check that this is the config of a drafter with a Markov head",
+        )
+    return value
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """An opened drafter folder. Its tensors are known by name and loaded one by one.
+
+    Args:
+        folder: the drafter folder.
+        config: what config.json says.
+        source: the file that lists the tensors, for messages.
+        files: file of each tensor.
+    """
+
+    folder: Path
+    config: DrafterConfig
+    source: Path
+    files: Mapping[str, Path]
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """Read the config and list the tensors of a folder.
+
+        The weights are model.safetensors, or an index with its shards, or the only *.safetensors.
+
+        Raises:
+            CheckpointError: the folder is not a complete checkpoint.
+        """
+        folder = Path(folder)
+        config = read_config(folder)
+        whole = folder / "model.safetensors"
+        indices = sorted(folder.glob("*.safetensors.index.json"))
+        singles = sorted(folder.glob("*.safetensors"))
+        if whole.is_file():
+            source, files = whole, dict.fromkeys(tensor_names(whole), whole)
+        elif len(indices) == 1:
+            source, files = indices[0], _files_of_index(indices[0])
+        elif not indices and len(singles) == 1:
+            source, files = singles[0], dict.fromkeys(tensor_names(singles[0]), singles[0])
+        else:
+            raise CheckpointError.mismatch(
+                str(folder),
+                wanted="model.safetensors, or one *.safetensors.index.json with its shards",
+                found=f"{len(singles)} *.safetensors and {len(indices)} indices",
+                fix="pass the folder of one complete safetensors checkpoint",
+            )
+        return cls(folder=folder, config=config, source=source, files=files)
+
+    def find(self, tensor: str) -> str | None:
+        """Return the full name of a tensor that may stand behind `model.`, or None.
+
+        Raises:
+            CheckpointError: both names are there.
+        """
+        names = [name for name in (tensor, f"model.{tensor}") if name in self.files]
+        if len(names) > 1:
+            raise CheckpointError.mismatch(
+                f"{self.source}: tensor {tensor}",
+                wanted="one",
+                found=" and ".join(names),
+                fix="remove the one that is not the drafter's",
+            )
+        return names[0] if names else None
+
+    def load(self, name: str) -> torch.Tensor:
+        """Load one tensor by its full name.
+
+        Raises:
+            CheckpointError: its file is missing or damaged, or does not hold it.
+        """
+        path = self.files[name]
+        try:
+            with safe_open(path, framework="pt") as file:
+                tensor: torch.Tensor = file.get_tensor(name)
+        except (OSError, SafetensorError) as error:
+            raise CheckpointError.mismatch(
+                f"{path}: tensor {name}",
+                wanted="a readable tensor",
+                found=str(error),
+                fix="download the file again",
+            ) from error
+        return tensor
+
+    def matrix(
+        self, tensor: str, *, num_rows: int, num_columns: int, dtypes: Sequence[torch.dtype]
+    ) -> torch.Tensor:
+        """Load a matrix whose size config.json gives, perhaps with rows of padding at its end.
+
+        Raises:
+            CheckpointError: missing, or of another size or dtype.
+        """
+        name = self.find(tensor)
+        if name is None:
+            alike = sorted(known for known in self.files if "markov" in known)[:4]
+            raise CheckpointError.mismatch(
+                f"{self.source}: tensor {tensor}",
+                wanted=f"[{num_rows}, {num_columns}], perhaps behind model.",
+                found=f"none of that name among {len(self.files)} tensors"
+                + (f", only {', '.join(alike)}" if alike else ""),
+                fix="check that this is a drafter with a Markov head",
+            )
+        value = self.load(name)
+        if (
+            value.ndim != 2
+            or value.shape[1] != num_columns
+            or not num_rows <= value.shape[0] <= num_rows + _MOST_PADDING_ROWS
+        ):
+            raise CheckpointError.mismatch(
+                f"{self.files[name]}: tensor {name}",
+                wanted=f"[{num_rows}, {num_columns}] by config.json (up to {_MOST_PADDING_ROWS} "
+                "rows more are taken as padding)",
+                found=describe(value),
+                fix="config.json and weights must be of one checkpoint",
+            )
+        if value.dtype not in dtypes:
+            raise CheckpointError.mismatch(
+                f"{self.files[name]}: tensor {name}",
+                wanted=" or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes),
+                found=describe(value),
+                fix="dequantise the head first",
+            )
+        return value
+
+    def draft_to_target(self, reading: D2tReading = "auto") -> torch.Tensor | None:
+        """Load the map of a reduced draft vocabulary.
+
+        Returns:
+            int64 [num_draft], target ids; None where draft ids are target ids.
+
+        Raises:
+            CheckpointError: missing although the config wants it, or not to be read.
+        """
+        config = self.config
+        name = self.find("d2t")
+        if name is None:
+            if config.num_draft == config.vocab_size:
+                return None
+            raise CheckpointError.mismatch(
+                f"{self.source}: tensor d2t",
+                wanted=f"a map of {config.draft_vocab_size} draft ids to target ids, since "
+                f"draft_vocab_size is less than vocab_size, {config.vocab_size}",
+                found="none",
+                fix="export d2t with the drafter",
+            )
+        d2t = self.load(name)
+        if tuple(d2t.shape) != (config.draft_vocab_size,):
+            raise CheckpointError.mismatch(
+                f"{self.files[name]}: tensor {name}",
+                wanted=f"[{config.draft_vocab_size}], draft_vocab_size of config.json",
+                found=describe(d2t),
+                fix="config.json and weights must be of one checkpoint",
+            )
+        mask = self.find("t2d")
+        try:
+            ids = draft_map(
+                d2t[: config.num_draft],
+                num_targets=config.vocab_size,
+                t2d=None if mask is None else self.load(mask),
+                reading=reading,
+            )
+        except CheckpointError as error:
+            raise CheckpointError(f"{self.files[name]}: {error}") from error
+        return None if torch.equal(ids, torch.arange(config.vocab_size)) else ids
+
+
+def tensor_names(path: Path) -> list[str]:
+    """List the tensors of a safetensors file.
+
+    Raises:
+        CheckpointError: not such a file.
+    """
+    try:
+        with safe_open(path, framework="pt") as file:
+            return list(file.keys())
+    except (OSError, SafetensorError) as error:
+        raise CheckpointError.mismatch(
+            str(path),
+            wanted="a safetensors file",
+            found=str(error),
+            fix="check the path, or download the file again",
+        ) from error
+
+
+def _files_of_index(path: Path) -> dict[str, Path]:
+    weight_map = _read_object(path).get("weight_map")
+    if not isinstance(weight_map, dict) or not all(
+        isinstance(file, str) and Path(file).name == file for file in weight_map.values()
+    ):
+        raise CheckpointError.mismatch(
+            f"{path}: weight_map",
+            wanted="an object of tensor names and names of files in the same folder",
+            found="something else",
+            fix="download the index again",
+        )
+    return {name: path.parent / file for name, file in weight_map.items()}
+
+
+def draft_map(
+    d2t: torch.Tensor,
+    *,
+    num_targets: int,
+    t2d: torch.Tensor | None = None,
+    reading: D2tReading = "auto",
+) -> torch.Tensor:
+    """Turn the `d2t` tensor of a checkpoint into target ids.
+
+    The convention of EAGLE, DeepSpec, SGLang and vLLM is **offsets**: draft id d stands for target
+    id d + d2t[d]. Checkpoints that hold target ids themselves exist too. A right reading gives
+    distinct ids inside the target vocabulary (exactly those that a `t2d` mask marks), and for real
+    vocabularies the wrong one nearly never does: offsets repeat wherever two kept ids are
+    neighbours, and ids used as offsets run past the end. Under "auto" the one reading that fits is
+    taken. Where both fit the tensor is refused, for a wrong map still gives ids in range and only
+    ruins the accepted length.
+
+    Args:
+        d2t: integers [V_draft].
+        num_targets: size of the target vocabulary.
+        t2d: bool [num_targets], the mask of kept ids, if the checkpoint has one.
+        reading: "offsets" or "ids" to decide, "auto" to look.
+
+    Returns:
+        int64 [V_draft], the target id of each draft id.
+
+    Raises:
+        CheckpointError: no reading fits, or under "auto" both do.
+    """
+    if d2t.ndim != 1 or d2t.is_floating_point() or d2t.is_complex() or d2t.dtype == torch.bool:
+        raise CheckpointError.mismatch(
+            "d2t", wanted="integers [V_draft]", found=describe(d2t), fix="check the export"
+        )
+    if t2d is not None and (t2d.dtype != torch.bool or tuple(t2d.shape) != (num_targets,)):
+        raise CheckpointError.mismatch(
+            "t2d", wanted=f"bool[{num_targets}]", found=describe(t2d), fix="check the export"
+        )
+    values = d2t.to(torch.int64)
+    readings: dict[str, torch.Tensor] = {
+        "offsets": values + torch.arange(values.numel(), device=values.device),
+        "ids": values,
+    }
+    if reading not in ("auto", *readings):
+        raise CheckpointError.mismatch(
+            "d2t_reading", wanted="auto, offsets or ids", found=repr(reading), fix="pick one"
+        )
+    if reading != "auto":
+        readings = {reading: readings[reading]}
+    faults = {
+        name: fault_of_ids(ids, num_targets) or _fault_of_mask(ids, t2d)
+        for name, ids in readings.items()
+    }
+    fitting = [ids for name, ids in readings.items() if faults[name] is None]
+    if not fitting:
+        raise CheckpointError.mismatch(
+            "d2t",
+            wanted=f"distinct target ids in 0..{num_targets - 1}"
+            + ("" if t2d is None else ", those that t2d marks"),
+            found="; ".join(f"read as {name}: {fault}" for name, fault in faults.items()),
+            fix="check vocab_size and the export of the map",
+        )
+    if len(fitting) == 2 and not torch.equal(*fitting):
+        raise CheckpointError.mismatch(
+            "d2t",
+            wanted="a map that can be read in one way",
+            found="numbers that fit both as offsets (draft id + d2t) and as target ids",
+            fix="say which with d2t_reading='offsets' (the usual convention) or 'ids'",
+        )
+    return fitting[0]
+
+
+def fault_of_ids(ids: torch.Tensor, num_targets: int) -> str | None:
+    """Say why ids are not distinct target ids, or None if they are.
+
+    Args:
+        ids: int64 [n], of draft ids 0..n-1.
+        num_targets: size of the target vocabulary.
+    """
+    outside = ((ids < 0) | (ids >= num_targets)).nonzero().flatten()
+    if outside.numel():
+        first = int(outside[0])
+        return f"id {int(ids[first])} for draft id {first}, {outside.numel()} out of range in all"
+    ordered = ids.sort().values
+    repeated = (ordered[1:] == ordered[:-1]).nonzero().flatten()
+    if repeated.numel():
+        return f"id {int(ordered[repeated[0]])} for more than one draft id"
+    return None
+
+
+def _fault_of_mask(ids: torch.Tensor, t2d: torch.Tensor | None) -> str | None:
+    if t2d is None:
+        return None
+    num_marked, num_hit = int(t2d.sum()), int(t2d[ids].sum())
+    if num_marked == num_hit == ids.numel():
+        return None
+    return f"{num_hit} of {ids.numel()} ids among the {num_marked} that t2d marks"

@@ -1,0 +1,135 @@
+"""Import direction is one line, and these tests hold it."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import wts
+
+SOURCE = Path(wts.__file__).parent
+
+# A room may import rooms to its left, never its neighbours or rooms to its right.
+LINE: tuple[tuple[str, ...], ...] = (
+    ("errors",),
+    ("device", "checkpoint"),
+    ("heads",),
+    ("plan",),
+    ("pack", "noise"),
+    ("reference", "emulator", "compile"),
+    ("walk",),
+    ("bench", "sglang"),
+    ("cli",),
+    ("__main__",),
+)
+RANK = {room: rank for rank, rooms in enumerate(LINE) for room in rooms}
+
+
+def room_of(module: str) -> str:
+    """wts.bench.clock -> bench"""
+    return module.split(".")[1]
+
+
+def imported_modules(tree: ast.Module) -> Iterator[str]:
+    """Every module of the package that a file imports anywhere, lazily or for types too."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, "imports inside the package are absolute"
+            assert all(alias.name != "*" for alias in node.names), "no star imports"
+            if node.module == "wts":
+                yield from (f"wts.{alias.name}" for alias in node.names)
+            elif node.module is not None:
+                yield node.module
+
+
+def violations(files: dict[str, str]) -> list[str]:
+    """Compare the imports of modules, given by name and source text, with the line."""
+    found = []
+    for module, text in files.items():
+        room = room_of(module)
+        if room not in RANK:
+            found.append(f"{module}: has no place in the line")
+            continue
+        for imported in imported_modules(ast.parse(text)):
+            if imported.split(".")[0] != "wts":
+                continue
+            if imported == "wts":
+                found.append(f"{module}: imports the package itself instead of a module")
+            elif room_of(imported) not in RANK:
+                found.append(f"{module}: imports {imported}, which has no place in the line")
+            elif room_of(imported) != room and RANK[room_of(imported)] >= RANK[room]:
+                found.append(f"{module}: imports {imported}, which is not to its left")
+    return found
+
+
+def package_files() -> dict[str, str]:
+    files = {}
+    for path in sorted(SOURCE.rglob("*.py")):
+        parts = path.relative_to(SOURCE.parent).with_suffix("").parts
+        if parts == ("wts", "__init__"):
+            continue
+        module = ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+        files[module] = path.read_text(encoding="utf-8")
+    return files
+
+
+def test_the_package_keeps_to_the_line() -> None:
+    files = package_files()
+    assert "wts.heads" in files
+    assert violations(files) == []
+
+
+@pytest.mark.parametrize(
+    ("module", "text", "word"),
+    [
+        ("wts.plan", "from wts.walk import Walker", "not to its left"),
+        ("wts.plan", "def f():\n    import wts.pack", "not to its left"),
+        ("wts.emulator", "from wts import reference", "not to its left"),
+        ("wts.bench.clock", "from wts.cli import main", "not to its left"),
+        ("wts.walk", "from wts import Walker", "no place"),
+        ("wts.walk", "import wts", "package itself"),
+        ("wts.utils", "", "no place"),
+    ],
+)
+def test_violations_are_seen(module: str, text: str, word: str) -> None:
+    assert [word in line for line in violations({module: text})] == [True]
+
+
+def test_what_is_allowed_is_not_seen() -> None:
+    allowed = {
+        "wts.walk": "import torch\nfrom wts.plan import ResidencyPlan",
+        "wts.bench.head": "from wts.bench import clock\nfrom wts import walk",
+    }
+    assert violations(allowed) == []
+
+
+def test_import_of_the_package_is_light(run_python: Callable[[str], int]) -> None:
+    code = "import sys; import wts; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    assert run_python(code) == 0
+
+
+def test_public_names_are_the_promised_ones() -> None:
+    assert sorted(wts.__all__) == [
+        "MarkovHead",
+        "Noise",
+        "ResidencyPlan",
+        "WalkError",
+        "Walker",
+        "plan_residency",
+    ]
+    assert set(wts.__all__) <= set(dir(wts))
+
+
+@pytest.mark.parametrize("name", wts.__all__)
+def test_public_names_resolve(name: str) -> None:
+    assert getattr(wts, name).__name__ == name
+
+
+def test_unknown_names_are_attribute_errors() -> None:
+    with pytest.raises(AttributeError, match="no attribute 'Wlaker'"):
+        _ = wts.Wlaker
