@@ -44,9 +44,9 @@ def quantile(samples: Sequence[float], share: float) -> float:
         InputError: no samples, or a share outside 0..1.
     """
     if not samples:
-        raise InputError("samples: wanted at least one, got none; time at least one round")
+        raise InputError("samples: wanted at least one, found none; time at least one round")
     if not 0.0 <= share <= 1.0:
-        raise InputError(f"share: wanted a number in 0..1, got {share}")
+        raise InputError(f"share: wanted a number in 0..1, found {share}")
     ordered = sorted(samples)
     place = share * (len(ordered) - 1)
     below = math.floor(place)
@@ -190,7 +190,7 @@ def time_replays(
         rounds: samples per variant.
     """
     if rounds < 1:
-        raise InputError(f"rounds: wanted at least 1, got {rounds}")
+        raise InputError(f"rounds: wanted at least 1, found {rounds}")
     names = list(captured)
     samples: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 
@@ -44,7 +44,7 @@ class Walk(Protocol):
         anchor: torch.Tensor,
         *,
         temperatures: torch.Tensor | None = None,
-        noise: object = None,
+        noise: Any = None,
         logits_out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the tokens, int64 [B, K]."""

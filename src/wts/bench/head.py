@@ -10,6 +10,7 @@ import argparse
 import math
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,6 +34,7 @@ __all__ = ["configure", "main", "run"]
 PATHS = ("wts", "step_torch", "sglang", "sglang_greedy")
 """Who can be timed, in the order of the table."""
 
+_DEVICE = "cuda"
 _CACHES = ("cold", "cold_read", "warm")
 _ROUNDS = 60
 _QUICK_ROUNDS = 20
@@ -170,9 +172,11 @@ class HeadBench:
         whole_gate: bool,
         seed: int,
         library: Sglang | None,
+        device: str,
     ) -> None:
         from wts.bench.clock import CacheControl
 
+        self._device = device
         self._paths = paths
         self._caches = caches
         self._rounds = rounds
@@ -184,7 +188,9 @@ class HeadBench:
         self._head_key: tuple[int, int] | None = None
         self._emulators: dict[bool, tuple[Walker, int, int]] = {}
 
-    def measure(self, case: HeadCase, say: Callable[[str], None]) -> list[Measured]:
+    def measure(
+        self, case: HeadCase, say: Callable[[str], None]
+    ) -> tuple[list[Measured], list[str]]:
         """Gate and time one case.
 
         Args:
@@ -192,10 +198,11 @@ class HeadBench:
             say: told what is going on.
 
         Returns:
-            A row per path, length and cache policy.
+            A row per path, length and cache policy; and for each baseline that failed, and was
+            therefore not timed, its name and the reason.
 
         Raises:
-            WalkFault: a path gave other tokens than it must; nothing of this case was timed.
+            WalkFault: the walk gave other tokens than it must; nothing of this case was timed.
             WalkError: no plan, no kernel, a bad input, a timeout.
         """
         from wts.bench import gate
@@ -213,7 +220,7 @@ class HeadBench:
             batch=case.batch,
             steps=case.max_steps,
             temperature=case.temperature,
-            device="cuda",
+            device=self._device,
             seed=self._seed + 1,
         )
         emulator = self._emulator_of(case, head, plan)
@@ -223,14 +230,11 @@ class HeadBench:
         walker.check()
         say(f"{num_tokens} tokens equal the emulator's")
 
-        paths = [path for path in self._paths if _applies(path, case)]
-        shares = self._agreements(case, head, walker, [path for path in paths if path != "wts"])
-        for path, share in shares.items():
-            if share is not None and share < _LEAST_AGREEMENT:
-                raise gate.WalkFault(
-                    f"{path}: only {share:.0%} of its first tokens are ours, wanted at least "
-                    f"{_LEAST_AGREEMENT:.0%}; it computes something else"
-                )
+        applicable = [path for path in self._paths if _applies(path, case)]
+        shares, faults = self._agreements(
+            case, head, walker, [path for path in applicable if path != "wts"]
+        )
+        paths = [path for path in applicable if path == "wts" or path in shares]
         inputs = {steps: self._inputs(case, head, steps) for steps in case.steps}
         captured = capture(
             {
@@ -261,7 +265,7 @@ class HeadBench:
         if "wts" in paths:
             self._check_replays(case, walker, inputs, captured)
         walker.check()
-        return rows
+        return rows, faults
 
     def _head_of(self, case: HeadCase) -> MarkovHead:
         from wts.bench import gate
@@ -271,7 +275,7 @@ class HeadBench:
         if self._head is None or self._head_key != key:
             self._emulators.clear()
             table, projection = gate.draw_weights(
-                vocab=case.vocab, rank=case.rank, device="cuda", seed=self._seed
+                vocab=case.vocab, rank=case.rank, device=self._device, seed=self._seed
             )
             self._head = MarkovHead(table=table, projection=projection)
             self._head_key = key
@@ -308,7 +312,7 @@ class HeadBench:
             batch=case.batch,
             steps=steps,
             temperature=case.temperature,
-            device="cuda",
+            device=self._device,
             seed=self._seed + seed,
         )
         return WalkInputs(
@@ -318,7 +322,7 @@ class HeadBench:
             anchor=drawn.anchor,
             temperatures=drawn.temperatures,
             noise_key=gate.NOISE_KEY,
-            noise_offset=torch.zeros(1, dtype=torch.int64, device="cuda"),
+            noise_offset=torch.zeros(1, dtype=torch.int64, device=self._device),
             logits_out=torch.zeros_like(drawn.base_logits),
         )
 
@@ -336,28 +340,49 @@ class HeadBench:
 
     def _agreements(
         self, case: HeadCase, head: MarkovHead, walker: Walker, paths: Sequence[str]
-    ) -> dict[str, float | None]:
-        """How many first tokens of each path are ours, on inputs of one step."""
+    ) -> tuple[dict[str, float | None], list[str]]:
+        """How many first tokens of each baseline are ours, on inputs of one step.
+
+        Returns:
+            The share for each baseline that may be timed (None where it says nothing), and the
+            others with the reason: they raised, or they compute something else.
+        """
         import torch
 
         from wts.bench import gate
 
         num_draws = -(-_AGREEMENT_TOKENS // case.batch)
-        tokens: dict[str, list[torch.Tensor]] = {path: [] for path in ("wts", *paths)}
-        for draw in range(num_draws):
-            inputs = self._inputs(case, head, 1, seed=3 + draw)
-            assert inputs.noise_offset is not None
-            for path, found in tokens.items():
+        draws = [self._inputs(case, head, 1, seed=3 + draw) for draw in range(num_draws)]
+
+        def first_tokens(path: str) -> torch.Tensor:
+            found = []
+            for inputs in draws:
+                assert inputs.noise_offset is not None
                 inputs.noise_offset.zero_()
-                found.append(self._call(path, inputs, walker)().clone())
-        ours = torch.cat(tokens["wts"])
-        # Torch draws other noise, so that its sampled tokens say nothing.
-        return {
-            path: None
-            if path == "step_torch" and case.sampled
-            else gate.agreement(ours, torch.cat(tokens[path]))
-            for path in paths
-        }
+                found.append(self._call(path, inputs, walker)().cpu())
+            return torch.cat(found)
+
+        ours = first_tokens("wts")
+        shares: dict[str, float | None] = {}
+        faults = []
+        for path in paths:
+            try:
+                share = gate.agreement(ours, first_tokens(path))
+            except Exception as error:
+                # Foreign code on a foreign compiler: its failure must not cost our own times.
+                traceback.print_exc()
+                faults.append(f"{path}: {type(error).__name__}: {error}")
+                continue
+            if path == "step_torch" and case.sampled:
+                shares[path] = None  # it draws other noise, so its tokens say nothing
+            elif share < _LEAST_AGREEMENT:
+                faults.append(
+                    f"{path}: {share:.0%} of its first tokens are ours, wanted at least "
+                    f"{_LEAST_AGREEMENT:.0%}; it computes something else"
+                )
+            else:
+                shares[path] = share
+        return shares, faults
 
     def _check_replays(
         self,
@@ -518,7 +543,7 @@ def run(args: argparse.Namespace) -> int:
     """Measure what the parsed options ask for.
 
     Returns:
-        0; 1 if a case failed its gate or could not run; 2 if nothing can be measured here.
+        0; 1 if a case or a baseline failed its gate or could not run; 2 if nothing can be measured.
     """
     started = time.monotonic()
 
@@ -551,6 +576,7 @@ def run(args: argparse.Namespace) -> int:
             whole_gate=args.gate == "whole",
             seed=args.seed,
             library=library,
+            device=_DEVICE,
         )
     except WalkError as error:
         print(f"wts bench head: {error}", file=sys.stderr)
@@ -563,11 +589,15 @@ def run(args: argparse.Namespace) -> int:
         name = f"{number}/{len(cases)} {case}"
         say(name)
         try:
-            measured = bench.measure(case, say)
-        except (WalkError, WalkFault) as error:
-            failed.append(f"{case}: {type(error).__name__}: {error}")
-            say(f"FAILED, not timed: {type(error).__name__}: {error}")
-            continue
+            measured, faults = bench.measure(case, say)
+        except Exception as error:
+            # The cases measured so far are kept, whatever happens to this one.
+            if not isinstance(error, (WalkError, WalkFault)):
+                traceback.print_exc()
+            measured, faults = [], [f"not timed: {type(error).__name__}: {error}"]
+        for fault in faults:
+            failed.append(f"{case}, {fault}")
+            say(f"FAILED {fault}")
         for row in measured:
             if args.out is not None:
                 record.append(args.out, _record(row, run_id=run_id, environment=environment))
@@ -578,7 +608,7 @@ def run(args: argparse.Namespace) -> int:
         print(f"FAILED {text}")
     if args.out is None:
         say("no record was written; pass --out DIR to keep this run")
-    say(f"done, {len(rows)} points, {len(failed)} failed cases")
+    say(f"done, {len(rows)} points, {len(failed)} failures")
     return 1 if failed else 0
 
 

@@ -229,20 +229,20 @@ def _check(name: str, field: _Field, value: object) -> None:
     # A bool is an int to Python, but never a count or a time.
     if not isinstance(value, accepted) or (isinstance(value, bool) and field.kind is not bool):
         wanted = "number" if field.kind is float else field.kind.__name__
-        raise InputError(f"{name}: wanted {wanted}, got {value!r} ({type(value).__name__})")
+        raise InputError(f"{name}: wanted {wanted}, found {value!r} ({type(value).__name__})")
     if field.choices and value not in field.choices:
-        raise InputError(f"{name}: wanted one of {list(field.choices)}, got {value!r}")
+        raise InputError(f"{name}: wanted one of {list(field.choices)}, found {value!r}")
     if isinstance(value, str):
         if not value and not field.may_be_empty:
-            raise InputError(f"{name}: wanted text, got an empty string")
+            raise InputError(f"{name}: wanted text, found an empty string")
         return
     if isinstance(value, (int, float)):
         if not math.isfinite(value):
-            raise InputError(f"{name}: wanted a finite number, got {value}")
+            raise InputError(f"{name}: wanted a finite number, found {value}")
         if field.least is not None and value < field.least:
-            raise InputError(f"{name}: wanted at least {field.least}, got {value}")
+            raise InputError(f"{name}: wanted at least {field.least}, found {value}")
         if field.most is not None and value > field.most:
-            raise InputError(f"{name}: wanted at most {field.most}, got {value}")
+            raise InputError(f"{name}: wanted at most {field.most}, found {value}")
 
 
 def validate(record: Mapping[str, object]) -> None:
@@ -265,7 +265,7 @@ def validate(record: Mapping[str, object]) -> None:
         _check(name, known[name], value)
     p05, p50, p95 = (float(str(record[name])) for name in ("p05_us", "p50_us", "p95_us"))
     if not p05 <= p50 <= p95:
-        raise InputError(f"p05_us, p50_us, p95_us: wanted them in order, got {p05}, {p50}, {p95}")
+        raise InputError(f"p05_us, p50_us, p95_us: wanted them in order, found {p05}, {p50}, {p95}")
 
 
 def append(folder: Path, record: Record) -> Path:
@@ -293,7 +293,7 @@ def read(path: Path) -> list[Record]:
         try:
             record = json.loads(line)
             if not isinstance(record, dict):
-                raise InputError(f"wanted a JSON object, got {type(record).__name__}")
+                raise InputError(f"wanted a JSON object, found {type(record).__name__}")
             validate(record)
         except (json.JSONDecodeError, InputError) as error:
             raise InputError(f"{path}, line {number}: {error}") from error

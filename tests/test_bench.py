@@ -1,0 +1,776 @@
+"""The benchmark's arithmetic, records, options, baselines and gate. Nothing here takes a time."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from wts.bench import baselines, clock, gate, head, record
+from wts.bench.baselines import WalkInputs, step_torch
+from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
+from wts.errors import DeviceError, InputError, PlanError
+
+RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
+
+
+# ---- statistics --------------------------------------------------------------------------------
+
+
+def test_quantiles_of_a_hand_worked_sample() -> None:
+    samples = [40.0, 10.0, 30.0, 20.0, 50.0]
+    assert clock.quantile(samples, 0.5) == 30.0
+    assert clock.quantile(samples, 0.0) == 10.0
+    assert clock.quantile(samples, 1.0) == 50.0
+    # Place 0.05 * 4 = 0.2 between 10 and 20; place 3.8 between 40 and 50.
+    assert clock.quantile(samples, 0.05) == pytest.approx(12.0)
+    assert clock.quantile(samples, 0.95) == pytest.approx(48.0)
+    assert clock.quantile([7.0], 0.95) == 7.0
+
+
+@given(st.lists(st.floats(0, 1e6), min_size=1, max_size=50))
+def test_quantiles_are_in_order_and_inside_the_samples(samples: list[float]) -> None:
+    timing = clock.Timing(name="any", samples_us=tuple(samples))
+    assert min(samples) <= timing.p05_us <= timing.p50_us <= timing.p95_us <= max(samples)
+    assert timing.num_samples == len(samples)
+
+
+def test_quantile_refuses_what_has_no_answer() -> None:
+    with pytest.raises(InputError, match="at least one"):
+        clock.quantile([], 0.5)
+    with pytest.raises(InputError, match=r"0\.\.1"):
+        clock.quantile([1.0], 50)
+
+
+def test_the_fit_finds_slope_and_entry() -> None:
+    fit = clock.fit_steps({steps: 14.0 + 2.5 * steps for steps in (1, 7, 16)})
+    assert fit is not None
+    assert fit.step_us == pytest.approx(2.5)
+    assert fit.entry_us == pytest.approx(14.0)
+
+
+def test_the_fit_is_least_squares() -> None:
+    # Normal equations by hand: slope = ((-1)(1 - 3) + 0 + (1)(4 - 3)) / 2 = 1.5.
+    fit = clock.fit_steps({1: 1.0, 2: 4.0, 3: 4.0})
+    assert fit is not None
+    assert fit.step_us == pytest.approx(1.5)
+    assert fit.entry_us == pytest.approx(0.0)
+
+
+def test_one_length_has_no_slope() -> None:
+    assert clock.fit_steps({7: 30.0}) is None
+
+
+# ---- the stopwatch -----------------------------------------------------------------------------
+
+
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What reaches the stream, in order, with events and kernels replaced by their names."""
+    queued: list[str] = []
+
+    class Event:
+        def record(self) -> None:
+            queued.append("event")
+
+        def elapsed_time(self, end: object) -> float:
+            return 0.025
+
+    monkeypatch.setattr(clock, "_event", Event)
+    monkeypatch.setattr(clock, "_spin", lambda cycles: queued.append("spin"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    return queued
+
+
+def replayed(log_: list[str], *, cache: clock.Cache, rounds: int) -> dict[str, clock.Timing]:
+    def graph(name: str) -> Any:
+        return SimpleNamespace(replay=lambda: log_.append(name))
+
+    control: Any = object.__new__(clock.CacheControl)
+    control._buffer = SimpleNamespace(add_=lambda _: log_.append("write"))
+    captured = {
+        name: clock.Captured(graph=graph(name), output=torch.zeros(1)) for name in ("a", "b", "c")
+    }
+    return clock.time_replays(captured, cache=cache, control=control, rounds=rounds)
+
+
+def test_only_the_replay_lies_between_the_events(log: list[str]) -> None:
+    timings = replayed(log, cache="cold", rounds=1)
+    assert log[:4] == ["write", "event", "a", "event"]
+    assert timings["a"].samples_us == (25.0,)
+
+
+def test_a_warm_replay_follows_one_of_the_same_graph(log: list[str]) -> None:
+    replayed(log, cache="warm", rounds=1)
+    assert log[:5] == ["a", "spin", "event", "a", "event"]
+
+
+def test_variants_take_turns(log: list[str]) -> None:
+    timings = replayed(log, cache="cold", rounds=4)
+    turns = [name for name in log if name in "abc"]
+    assert "".join(turns) == "abc" + "bca" + "cab" + "abc"
+    assert {timing.num_samples for timing in timings.values()} == {4}
+
+
+def test_no_rounds_are_refused(log: list[str]) -> None:
+    with pytest.raises(InputError, match="rounds"):
+        replayed(log, cache="cold", rounds=0)
+
+
+# ---- records -----------------------------------------------------------------------------------
+
+
+def environment(**changes: Any) -> record.Environment:
+    fields: dict[str, Any] = {
+        "gpu": "h200",
+        "sms": 132,
+        "driver": "580.1",
+        "cuda": "13.0",
+        "torch": "2.11.0",
+        "sglang": None,
+        "commit": "0" * 40,
+        "dirty": False,
+        "clock_mhz": 1755.0,
+        "max_clock_mhz": None,
+    }
+    return record.Environment(**(fields | changes))
+
+
+def head_record(**changes: Any) -> record.Record:
+    fields: dict[str, Any] = {
+        "bench": "head",
+        "run_id": "20260101T000000Z-abcdef",
+        "path": "wts",
+        "head": "markov",
+        "weights": "int8",
+        "V": 151_936,
+        "r": 256,
+        "B": 1,
+        "K": 16,
+        "T": 0,
+        "cache": "cold",
+        "p50_us": 50.0,
+        "p05_us": 49.0,
+        "p95_us": 52.5,
+        "n": 60,
+        "inputs": "random",
+        "excludes": "",
+        "resident_share": 1.0,
+        "plan": "abc123",
+    }
+    return record.build(environment(), **(fields | changes))
+
+
+def test_a_record_survives_its_file(tmp_path: Path) -> None:
+    first, second = head_record(), head_record(path="sglang", weights="bf16", plan="")
+    path = record.append(tmp_path, first)
+    assert record.append(tmp_path, second) == path == tmp_path / "h200" / "head.jsonl"
+    assert record.read(path) == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("schema", 2),
+        ("bench", "speed"),
+        ("run_id", ""),
+        ("path", "rival"),
+        ("V", 0),
+        ("V", 151_936.0),
+        ("B", True),
+        ("T", -1.0),
+        ("T", "0"),
+        ("cache", "hot"),
+        ("p50_us", float("nan")),
+        ("p50_us", 48.0),
+        ("p95_us", None),
+        ("n", 0),
+        ("resident_share", 1.5),
+        ("plan", None),
+        ("sms", "132"),
+        ("dirty", 0),
+        ("dirty", "no"),
+    ],
+)
+def test_a_bad_field_is_named(field: str, value: object) -> None:
+    bad = head_record() | {field: value}
+    with pytest.raises(InputError, match=field):
+        record.validate(bad)
+
+
+@pytest.mark.parametrize("field", sorted(head_record().keys() - {"clock_mhz", "max_clock_mhz"}))
+def test_a_missing_field_is_named(field: str) -> None:
+    bad = head_record()
+    del bad[field]
+    with pytest.raises(InputError, match=field):
+        record.validate(bad)
+
+
+def test_an_unknown_field_is_refused() -> None:
+    with pytest.raises(InputError, match="p99_us"):
+        record.validate(head_record() | {"p99_us": 60.0})
+    with pytest.raises(InputError, match="concurrency"):
+        record.validate(head_record() | {"concurrency": 1})
+
+
+def test_a_serving_record_needs_its_own_fields() -> None:
+    serving = head_record() | {"bench": "serving"}
+    with pytest.raises(InputError, match="model"):
+        record.validate(serving)
+    record.validate(
+        serving
+        | {
+            "model": "qwen3-4b",
+            "draft": "dspark",
+            "block": 16,
+            "concurrency": 4,
+            "accept": "simulated",
+            "tokens_per_s": 3748.0,
+            "round_us": 6404.0,
+            "accepted_length": 6,
+            "repeat": 0,
+        }
+    )
+
+
+def test_a_bad_line_of_a_file_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "head.jsonl"
+    good = json.dumps(head_record())
+    for bad in ("{", "[]", json.dumps(head_record() | {"n": -1})):
+        path.write_text(f"{good}\n{bad}\n")
+        with pytest.raises(InputError, match=r"head\.jsonl, line 2"):
+            record.read(path)
+
+
+def test_committed_results_follow_the_schema() -> None:
+    for path in sorted(RESULTS.rglob("*.jsonl")):
+        for line in record.read(path):
+            assert path == RESULTS / str(line["gpu"]) / f"{line['bench']}.jsonl"
+
+
+@pytest.mark.parametrize(
+    ("name", "folder"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H100 PCIe", "h100-pcie"),
+        ("NVIDIA H100-SXM5-80GB", "h100"),
+        ("NVIDIA H20", "h20"),
+        ("NVIDIA B200", "b200"),
+        ("", "unknown"),
+    ],
+)
+def test_gpu_folders(name: str, folder: str) -> None:
+    assert record.gpu_folder(name) == folder
+
+
+def test_source_version_of_a_copy_without_repository() -> None:
+    assert record.source_version("abc-dirty") == ("abc", True)
+    assert record.source_version("abc") == ("abc", False)
+    assert record.source_version("") == ("unknown", True)
+
+
+# ---- cases and options -------------------------------------------------------------------------
+
+
+def parse(*arguments: str) -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    head.configure(parser)
+    return parser.parse_args(arguments)
+
+
+def test_default_cases() -> None:
+    cases = head.cases_of(parse())
+    assert [(case.vocab, case.batch, case.steps, case.temperature) for case in cases] == [
+        (151_936, 4, (1, 7, 16), 0.0),
+        (151_936, 1, (1, 7, 16), 0.0),
+    ]
+    assert head.caches_of(parse()) == ("cold", "warm")
+    assert head.rounds_of(parse()) == 60
+
+
+def test_options_are_lists() -> None:
+    args = parse("--vocab", "1000,2000", "--batch=8,2,8", "--steps", "7,1", "--temperature", "0,.5")
+    cases = head.cases_of(args)
+    assert len(cases) == 2 * 2 * 2
+    assert all(case.steps == (1, 7) for case in cases)
+    assert [case.batch for case in cases[:2]] == [8, 2]
+    assert head.caches_of(parse("--cache", "warm,cold_read")) == ("warm", "cold_read")
+
+
+def test_quick_takes_fewer_samples_unless_told() -> None:
+    assert head.rounds_of(parse("--quick")) == 20
+    assert head.rounds_of(parse("--quick", "--rounds", "5")) == 5
+    assert head.caches_of(parse("--quick")) == ("cold",)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ("--batch", "0"),
+        ("--batch", "1.5"),
+        ("--steps", ""),
+        ("--temperature", "-1"),
+        ("--temperature", "nan"),
+        ("--cache", "hot"),
+        ("--paths", "wts,rival"),
+        ("--gate", "none"),
+    ],
+)
+def test_bad_options_are_refused(
+    arguments: tuple[str, ...], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        parse(*arguments)
+    assert arguments[0] in capsys.readouterr().err
+
+
+def test_the_grid_covers_every_goal() -> None:
+    cases = grid_cases()
+    points = {case.point(steps) for case in cases for steps in case.steps}
+    assert set(GOALS) <= points
+    assert all(len(case.steps) >= 2 for case in cases), "a slope needs two lengths"
+    assert len({(case.vocab, case.batch, case.temperature) for case in cases}) == len(cases)
+
+
+def test_the_grid_can_be_filtered() -> None:
+    cases = head.cases_of(parse("--grid", "--vocab", "248320", "--temperature", "1"))
+    assert [(case.batch, case.steps) for case in cases] == [(64, (1, 7)), (8, (1, 7)), (1, (1, 7))]
+    assert head.cases_of(parse("--grid", "--batch", "3")) == ()
+
+
+def test_without_a_gpu_the_benchmark_says_so(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    assert head.main(["--quick"]) == 2
+    assert "wanted an NVIDIA GPU" in capsys.readouterr().err
+
+
+# ---- baselines ---------------------------------------------------------------------------------
+
+
+def inputs_of(table: Any, projection: Any, base: Any, anchor: Any, **more: Any) -> WalkInputs:
+    return WalkInputs(
+        table=torch.tensor(table).bfloat16(),
+        projection=torch.tensor(projection).bfloat16(),
+        base_logits=torch.tensor(base).bfloat16(),
+        anchor=torch.tensor(anchor),
+        **more,
+    )
+
+
+def test_step_torch_on_a_hand_worked_walk() -> None:
+    # Three tokens of rank 2. E = (1,0), (0,1), (1,1); W rows (2,0), (0,3), (1,1).
+    # Row 0, anchor 0: e = (1,0), bias = (2,0,1); + (0,1,0) = (2,1,1) -> 0.
+    #   step 1: prev 0, bias (2,0,1) + (0,2,1) = (2,2,2): all tie -> the lowest id, 0.
+    #   step 2: prev 0, bias (2,0,1) + (-1,0,1) = (1,0,2) -> 2.
+    # Row 1, anchor 1: e = (0,1), bias = (0,3,1); + (4,0,0) = (4,3,1) -> 0.
+    #   step 1: prev 0, bias (2,0,1) + (0,0,5) = (2,0,6) -> 2.
+    #   step 2: prev 2, e = (1,1), bias (2,3,2) + (0,0,0) -> 1.
+    walk = step_torch(
+        inputs_of(
+            [[1.0, 0.0], [0.0, 1.0], [1.0, 1.0]],
+            [[2.0, 0.0], [0.0, 3.0], [1.0, 1.0]],
+            [
+                [[0.0, 1.0, 0.0], [0.0, 2.0, 1.0], [-1.0, 0.0, 1.0]],
+                [[4.0, 0.0, 0.0], [0.0, 0.0, 5.0], [0.0, 0.0, 0.0]],
+            ],
+            [0, 1],
+        )
+    )
+    assert walk().tolist() == [[0, 0, 2], [0, 2, 1]]
+    assert walk().tolist() == [[0, 0, 2], [0, 2, 1]], "a call leaves its inputs alone"
+
+
+def test_step_torch_rounds_the_bias_and_then_the_sum() -> None:
+    # bf16 has 8 significant bits. The bias 257 becomes 256 (ties to even), and 256 - 256 = 0 loses
+    # to 0.5; one rounding of 257 - 256 = 1 would win.
+    walk = step_torch(
+        inputs_of([[1.0, 1.0]] * 2, [[256.0, 1.0], [0.0, 0.0]], [[[-256.0, 0.5]]], [0])
+    )
+    assert walk().tolist() == [[1]]
+
+
+def test_step_torch_draws_from_the_softmax() -> None:
+    torch.manual_seed(0)
+    rows = 4000
+    logits = torch.tensor([1.0, 0.0, -1.0])
+    walk = step_torch(
+        WalkInputs(
+            table=torch.zeros(3, 2).bfloat16(),
+            projection=torch.zeros(3, 2).bfloat16(),
+            base_logits=logits.bfloat16().expand(rows, 1, 3).contiguous(),
+            anchor=torch.zeros(rows, dtype=torch.int64),
+            temperatures=torch.full((rows,), 0.5),
+        )
+    )
+    shares = torch.bincount(walk().flatten(), minlength=3) / rows
+    # Deviation of a share is at most 0.008 here.
+    assert torch.allclose(shares, torch.softmax(logits / 0.5, dim=0), atol=0.04)
+
+
+def test_walk_inputs_that_do_not_fit_are_refused() -> None:
+    weights: dict[str, Any] = {"table": [[1.0, 0.0]] * 3, "projection": [[1.0, 0.0]] * 3}
+    base = [[[0.0, 0.0, 0.0]]]
+    with pytest.raises(InputError, match="base_logits"):
+        inputs_of(**weights, base=[[[0.0, 0.0]]], anchor=[0])
+    with pytest.raises(InputError, match="anchor"):
+        inputs_of(**weights, base=base, anchor=[3])
+    with pytest.raises(InputError, match="anchor"):
+        inputs_of(**weights, base=base, anchor=[0, 1])
+    with pytest.raises(InputError, match="temperatures"):
+        inputs_of(**weights, base=base, anchor=[0], temperatures=torch.zeros(1))
+
+
+@pytest.mark.parametrize("version", [None, "0.5.22"])
+def test_another_sglang_is_refused_by_name(
+    version: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(baselines, "installed_version", lambda _: version)
+    with pytest.raises(DeviceError, match=version or "none installed"):
+        baselines.load_sglang()
+
+
+def test_an_sglang_that_does_not_import_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(name: str) -> object:
+        raise ImportError(f"no {name} here")
+
+    monkeypatch.setattr(baselines, "installed_version", lambda _: baselines.SGLANG_VERSION)
+    monkeypatch.setattr(baselines.importlib, "import_module", broken)
+    with pytest.raises(DeviceError, match=r"ImportError: no sglang\.srt"):
+        baselines.load_sglang()
+
+
+def test_sglang_paths_run_its_own_block() -> None:
+    """Against a stand-in for the pieces of SGLang: what they are given, and that tokens return."""
+    calls: list[dict[str, Any]] = []
+
+    def draft_markov_block(**given_: Any) -> tuple[torch.Tensor, None]:
+        calls.append(given_)
+        return torch.full(given_["base_logits"].shape[:2], 5), None
+
+    library = baselines.Sglang(
+        version=baselines.SGLANG_VERSION,
+        draft_markov_block=draft_markov_block,
+        draft_noise=SimpleNamespace,
+        vanilla_markov=lambda **_: SimpleNamespace(
+            markov_w1=SimpleNamespace(), markov_w2=SimpleNamespace()
+        ),
+        tp_sync=lambda group: group,
+    )
+    inputs = inputs_of(
+        [[1.0, 0.0]] * 3,
+        [[1.0, 0.0]] * 3,
+        [[[0.0, 0.0, 0.0]] * 2],
+        [0],
+        noise_offset=torch.zeros(1, dtype=torch.int64),
+        logits_out=torch.zeros(1, 2, 3).bfloat16(),
+    )
+    assert baselines.sglang(inputs, library=library)().tolist() == [[5, 5]]
+    assert baselines.sglang_greedy(inputs, library=library)().tolist() == [[5, 5]]
+    default, fused = calls
+    assert default["greedy_draft"] is False
+    assert default["logits_out"] is inputs.logits_out
+    assert default["step_temperatures"].tolist() == [0.0]
+    assert default["markov_head"].markov_w1.weight.data_ptr() == inputs.table.data_ptr()
+    assert fused["greedy_draft"] is True
+    assert fused["logits_out"] is None
+
+
+# ---- the gate ----------------------------------------------------------------------------------
+
+
+def test_gate_steps() -> None:
+    assert gate.gate_steps(batch=4, steps=16, whole=False) == 16
+    assert gate.gate_steps(batch=8, steps=16, whole=False) == 8
+    assert gate.gate_steps(batch=64, steps=16, whole=False) == 2
+    assert gate.gate_steps(batch=64, steps=1, whole=False) == 1
+    assert gate.gate_steps(batch=64, steps=16, whole=True) == 16
+
+
+def test_compare_looks_at_bits() -> None:
+    nan = torch.tensor([float("nan"), 1.0])
+    gate.compare("x", nan, nan.clone())
+    with pytest.raises(gate.WalkFault, match=r"x: 1 of 2 differ, first at \[1\]"):
+        gate.compare("x", torch.tensor([0.0, 0.0]), torch.tensor([0.0, -0.0]))
+    with pytest.raises(gate.WalkFault, match="int32"):
+        gate.compare("x", torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64))
+
+
+VOCAB = 96
+
+
+class TinyWalker:
+    """A walk of small weights on the CPU, for either side of the gate; optionally with a fault."""
+
+    def __init__(self, head_: Any, plan: Any = None, *, backend: str = "device") -> None:
+        self.head, self.backend = head_, backend
+
+    def check(self) -> None:
+        pass
+
+    def __call__(
+        self,
+        base_logits: torch.Tensor,
+        anchor: torch.Tensor,
+        *,
+        temperatures: torch.Tensor | None = None,
+        noise: Any = None,
+        logits_out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        tokens = step_torch(
+            WalkInputs(
+                table=self.head.table,
+                projection=self.head.projection,
+                base_logits=base_logits,
+                anchor=anchor,
+            )
+        )()
+        if logits_out is not None:
+            logits_out.copy_(base_logits)
+        return tokens
+
+
+class FaultyWalker(TinyWalker):
+    """Right but for the last row of the given step, as a stale candidate would make it."""
+
+    step = 1
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        tokens = super().__call__(*args, **kwargs)
+        if self.backend == "device" and tokens.shape[1] > self.step:
+            tokens[-1, self.step] += 1
+        return tokens
+
+
+def tiny_head() -> Any:
+    table, projection = gate.draw_weights(vocab=VOCAB, rank=64, device="cpu", seed=0)
+    return SimpleNamespace(table=table, projection=projection)
+
+
+def checked(walk: gate.Walk, *, batch: int, temperature: float, whole: bool = False) -> int:
+    drawn = gate.draw(
+        vocab=VOCAB, batch=batch, steps=16, temperature=temperature, device="cpu", seed=1
+    )
+    return gate.check_walk(
+        walk,
+        TinyWalker(tiny_head(), backend="emulator"),
+        drawn,
+        whole=whole,
+        make_noise=lambda key, offset: (key, offset),
+    )
+
+
+def test_equal_walks_pass_the_gate() -> None:
+    walk = TinyWalker(tiny_head())
+    assert checked(walk, batch=4, temperature=0.0) == 4 * 16
+    assert checked(walk, batch=64, temperature=0.0) == 64 * 2 + 3 * 16
+    assert checked(walk, batch=64, temperature=0.0, whole=True) == 64 * 16
+    assert checked(walk, batch=64, temperature=1.0) == 64 * 2
+
+
+@pytest.mark.parametrize("step", [0, 1, 15])
+@pytest.mark.parametrize("batch", [1, 4, 64])
+def test_a_wrong_token_is_caught(batch: int, step: int) -> None:
+    walk = FaultyWalker(tiny_head())
+    walk.step = step
+    with pytest.raises(gate.WalkFault, match="tokens"):
+        checked(walk, batch=batch, temperature=0.0)
+
+
+def test_wrong_step_logits_are_caught() -> None:
+    class WrongLogits(TinyWalker):
+        def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            tokens = super().__call__(*args, **kwargs)
+            if kwargs.get("logits_out") is not None:
+                kwargs["logits_out"][0, 0, 3] += 1
+            return tokens
+
+    with pytest.raises(gate.WalkFault, match=r"step logits.*\[0, 0, 3\]"):
+        checked(WrongLogits(tiny_head()), batch=2, temperature=1.0)
+
+
+def test_drawn_inputs_are_as_said() -> None:
+    table, projection = gate.draw_weights(vocab=4096, rank=256, device="cpu", seed=0)
+    bias = table[:64].float() @ projection.float().T
+    assert float(bias.std()) == pytest.approx(1.5, rel=0.1)
+    drawn = gate.draw(vocab=4096, batch=2, steps=3, temperature=0.0, device="cpu", seed=0)
+    assert float(drawn.base_logits.float().std()) == pytest.approx(2.0, rel=0.1)
+    assert drawn.base_logits.dtype == torch.bfloat16
+    assert drawn.temperatures is None
+    again = gate.draw(vocab=4096, batch=2, steps=3, temperature=0.0, device="cpu", seed=0)
+    assert torch.equal(again.base_logits, drawn.base_logits)
+
+
+# ---- a whole run, with a stand-in for the GPU --------------------------------------------------
+
+
+@pytest.fixture
+def no_gpu(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Replace what needs a GPU: walker, plan and stopwatch. The rest of the benchmark is real."""
+
+    def capture(variants: dict[str, Any]) -> dict[str, clock.Captured]:
+        made = {}
+        for name, launch in variants.items():
+            output = launch()
+            graph: Any = SimpleNamespace(replay=lambda: None)
+            made[name] = clock.Captured(graph=graph, output=output)
+        return made
+
+    def time_replays(
+        captured: dict[str, clock.Captured], *, cache: str, control: Any, rounds: int
+    ) -> dict[str, clock.Timing]:
+        return {
+            name: clock.Timing(name=name, samples_us=tuple(float(n + 10) for n in range(rounds)))
+            for name in captured
+        }
+
+    plan = SimpleNamespace(resident_share=1.0, hash="feed")
+    modules = {
+        "wts.walk": SimpleNamespace(Walker=TinyWalker),
+        "wts.plan": SimpleNamespace(plan_residency=lambda *_args, **_kwargs: plan),
+        "wts.noise": SimpleNamespace(Noise=SimpleNamespace),
+    }
+    for name, module in modules.items():
+        monkeypatch.setitem(sys.modules, name, module)
+    monkeypatch.setattr(clock, "capture", capture)
+    monkeypatch.setattr(clock, "time_replays", time_replays)
+    monkeypatch.setattr(clock, "CacheControl", SimpleNamespace)
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(record, "capture_environment", lambda described: environment())
+    monkeypatch.setattr(head, "_DEVICE", "cpu")
+    return monkeypatch
+
+
+SMALL = ("--vocab", "96", "--rank", "64", "--batch", "2,1", "--steps", "1,3", "--quick")
+
+
+def test_a_run_writes_a_record_per_point(
+    no_gpu: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert head.main([*SMALL, "--paths", "wts,step_torch", "--out", str(tmp_path)]) == 0
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    assert {(line["B"], line["K"], line["path"]) for line in records} == {
+        (batch, steps, path)
+        for batch in (1, 2)
+        for steps in (1, 3)
+        for path in ("wts", "step_torch")
+    }
+    assert len({line["run_id"] for line in records}) == 1
+    ours = [line for line in records if line["path"] == "wts"]
+    theirs = [line for line in records if line["path"] == "step_torch"]
+    assert {(line["plan"], line["weights"], line["resident_share"]) for line in ours} == {
+        ("feed", "int8", 1.0)
+    }
+    assert {(line["plan"], line["weights"], line["resident_share"]) for line in theirs} == {
+        ("", "bf16", 0.0)
+    }
+    assert {line["first_token_agreement"] for line in theirs} == {1.0}
+    assert "step_torch / path" in capsys.readouterr().out
+
+
+def test_a_case_that_fails_its_gate_is_not_timed(
+    no_gpu: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_gpu.setattr(sys.modules["wts.walk"], "Walker", FaultyWalker)
+    assert head.main([*SMALL, "--paths", "wts", "--out", str(tmp_path)]) == 1
+    assert not (tmp_path / "h200").exists()
+    assert capsys.readouterr().out.count("FAILED V=96") == 2
+
+
+def test_a_case_without_a_plan_fails_alone(
+    no_gpu: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def plan_residency(*_args: Any, batch: int, **_kwargs: Any) -> Any:
+        if batch == 2:
+            raise PlanError("batch: too large")
+        return SimpleNamespace(resident_share=0.5, hash="feed")
+
+    no_gpu.setattr(sys.modules["wts.plan"], "plan_residency", plan_residency)
+    assert head.main([*SMALL, "--paths", "wts", "--out", str(tmp_path)]) == 1
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    assert {line["B"] for line in records} == {1}
+    assert "PlanError: batch: too large" in capsys.readouterr().out
+
+
+def test_a_baseline_that_computes_something_else_is_not_timed(
+    no_gpu: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def zeros(inputs: WalkInputs) -> Any:
+        return lambda: torch.zeros(inputs.batch, inputs.steps, dtype=torch.int64)
+
+    no_gpu.setattr(baselines, "step_torch", zeros)
+    assert head.main([*SMALL, "--paths", "wts,step_torch"]) == 1
+    assert "computes something else" in capsys.readouterr().out
+
+
+def test_a_baseline_that_raises_does_not_cost_our_times(
+    no_gpu: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broken(inputs: WalkInputs) -> Any:
+        raise RuntimeError("no compiler")
+
+    no_gpu.setattr(baselines, "step_torch", broken)
+    arguments = [*SMALL, "--paths", "wts,step_torch", "--out", str(tmp_path)]
+    assert head.main(arguments) == 1
+    assert "step_torch: RuntimeError: no compiler" in capsys.readouterr().out
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    assert {line["path"] for line in records} == {"wts"}
+
+
+def test_sglang_left_out_says_why_and_asked_for_by_name_fails(
+    no_gpu: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    no_gpu.setattr(baselines, "installed_version", lambda _: None)
+    assert head.main([*SMALL]) == 0
+    assert "left out. sglang: wanted SGLang 0.5.23" in capsys.readouterr().err
+    assert head.main([*SMALL, "--paths", "wts,sglang"]) == 2
+    assert "wanted SGLang 0.5.23" in capsys.readouterr().err
+
+
+def test_the_table_shows_ratios_goals_and_slopes() -> None:
+    def row(path: str, steps: int, us: float) -> head.Measured:
+        return head.Measured(
+            point=Point(vocab=151_936, batch=1, steps=steps, temperature=0.0),
+            rank=256,
+            path=path,
+            cache="cold",
+            timing=clock.Timing(name=path, samples_us=(us,)),
+            agreement=None,
+            resident_share=1.0,
+            plan="feed",
+        )
+
+    rows = [row("wts", 7, 27.0), row("wts", 16, 45.0)]
+    rows += [row("sglang", 7, 216.0), row("sglang", 16, 486.0)]
+    text = head.table(rows, gpu="h200")
+    ours = [line.split() for line in text.splitlines() if " wts " in line]
+    assert ours[0][-4:] == ["8.00", "x", "8", "x"]
+    assert ours[1][-4:] == ["10.80", "x", "11.5", "x"]
+    assert ours[2][-2:] == ["2.000", "13.00"]
+    assert "11.5 x" not in head.table(rows, gpu="h100")
+
+
+def test_product_cases_put_the_largest_batch_first() -> None:
+    cases = product_cases(
+        vocabs=(10,), ranks=(64,), batches=(1, 4, 2), temperatures=(1.0, 0.0), steps=(3, 1)
+    )
+    assert [(case.temperature, case.batch) for case in cases] == [
+        (0.0, 4),
+        (0.0, 2),
+        (0.0, 1),
+        (1.0, 4),
+        (1.0, 2),
+        (1.0, 1),
+    ]
+    assert str(cases[0]) == "V=10 r=64 B=4 K=1,3 T=0"
+    assert isinstance(cases[0], HeadCase)
