@@ -14,7 +14,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, TypeVar, cast
 
 from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
 from wts.errors import DeviceError, WalkError
@@ -24,10 +24,10 @@ if TYPE_CHECKING:
 
     from wts.bench.baselines import Sglang, WalkInputs
     from wts.bench.clock import Cache, CacheControl, Captured, Timing
+    from wts.bench.gate import Walk
     from wts.bench.record import Environment
     from wts.heads import MarkovHead
     from wts.plan import ResidencyPlan
-    from wts.walk import Walker
 
 __all__ = ["configure", "main", "run"]
 
@@ -186,7 +186,7 @@ class HeadBench:
         self._control: CacheControl = CacheControl()
         self._head: MarkovHead | None = None
         self._head_key: tuple[int, int] | None = None
-        self._emulators: dict[bool, tuple[Walker, int, int]] = {}
+        self._emulators: dict[bool, tuple[Walk, int, int]] = {}
 
     def measure(
         self, case: HeadCase, say: Callable[[str], None]
@@ -215,6 +215,7 @@ class HeadBench:
             head, "LOCAL", batch=case.batch, steps=case.max_steps, sampled=case.sampled
         )
         walker = Walker(head, plan, backend="device")
+        walk = cast("Walk", walker)
         drawn = gate.draw(
             vocab=case.vocab,
             batch=case.batch,
@@ -225,20 +226,20 @@ class HeadBench:
         )
         emulator = self._emulator_of(case, head, plan)
         num_tokens = gate.check_walk(
-            walker, emulator, drawn, whole=self._whole_gate, make_noise=_make_noise
+            walk, emulator, drawn, whole=self._whole_gate, make_noise=_make_noise
         )
         walker.check()
         say(f"{num_tokens} tokens equal the emulator's")
 
         applicable = [path for path in self._paths if _applies(path, case)]
         shares, faults = self._agreements(
-            case, head, walker, [path for path in applicable if path != "wts"]
+            case, head, walk, [path for path in applicable if path != "wts"]
         )
         paths = [path for path in applicable if path == "wts" or path in shares]
         inputs = {steps: self._inputs(case, head, steps) for steps in case.steps}
         captured = capture(
             {
-                f"{path}@{steps}": self._call(path, inputs[steps], walker)
+                f"{path}@{steps}": self._call(path, inputs[steps], walk)
                 for steps in case.steps
                 for path in paths
             }
@@ -263,7 +264,7 @@ class HeadBench:
                 for path in paths
             ]
         if "wts" in paths:
-            self._check_replays(case, walker, inputs, captured)
+            self._check_replays(case, walk, inputs, captured)
         walker.check()
         return rows, faults
 
@@ -281,7 +282,7 @@ class HeadBench:
             self._head_key = key
         return self._head
 
-    def _emulator_of(self, case: HeadCase, head: MarkovHead, plan: ResidencyPlan) -> Walker:
+    def _emulator_of(self, case: HeadCase, head: MarkovHead, plan: ResidencyPlan) -> Walk:
         """The emulator of this head that was built last, if its plan is large enough.
 
         Tokens do not depend on the plan, so one of a larger batch serves; that saves packing the
@@ -293,11 +294,8 @@ class HeadBench:
         kept = self._emulators.get(case.sampled)
         if kept is not None and kept[1] >= case.batch and kept[2] >= case.max_steps:
             return kept[0]
-        emulator = Walker(
-            MarkovHead(table=head.table.cpu(), projection=head.projection.cpu()),
-            plan,
-            backend="emulator",
-        )
+        on_cpu = MarkovHead(table=head.table.cpu(), projection=head.projection.cpu())
+        emulator = cast("Walk", Walker(on_cpu, plan, backend="emulator"))
         self._emulators[case.sampled] = (emulator, case.batch, case.max_steps)
         return emulator
 
@@ -326,11 +324,11 @@ class HeadBench:
             logits_out=torch.zeros_like(drawn.base_logits),
         )
 
-    def _call(self, path: str, inputs: WalkInputs, walker: Walker) -> Callable[[], torch.Tensor]:
+    def _call(self, path: str, inputs: WalkInputs, walk: Walk) -> Callable[[], torch.Tensor]:
         from wts.bench import baselines
 
         if path == "wts":
-            return _walker_call(inputs, walker)
+            return _walker_call(inputs, walk)
         if path == "step_torch":
             return baselines.step_torch(inputs)
         assert self._library is not None
@@ -339,7 +337,7 @@ class HeadBench:
         return baselines.sglang_greedy(inputs, library=self._library)
 
     def _agreements(
-        self, case: HeadCase, head: MarkovHead, walker: Walker, paths: Sequence[str]
+        self, case: HeadCase, head: MarkovHead, walk: Walk, paths: Sequence[str]
     ) -> tuple[dict[str, float | None], list[str]]:
         """How many first tokens of each baseline are ours, on inputs of one step.
 
@@ -359,7 +357,7 @@ class HeadBench:
             for inputs in draws:
                 assert inputs.noise_offset is not None
                 inputs.noise_offset.zero_()
-                found.append(self._call(path, inputs, walker)().cpu())
+                found.append(self._call(path, inputs, walk)().cpu())
             return torch.cat(found)
 
         ours = first_tokens("wts")
@@ -387,7 +385,7 @@ class HeadBench:
     def _check_replays(
         self,
         case: HeadCase,
-        walker: Walker,
+        walk: Walk,
         inputs: dict[int, WalkInputs],
         captured: dict[str, Captured],
     ) -> None:
@@ -398,7 +396,7 @@ class HeadBench:
             offset = inputs[steps].noise_offset
             assert offset is not None
             offset.zero_()
-            eager = _walker_call(inputs[steps], walker)().cpu()
+            eager = _walker_call(inputs[steps], walk)().cpu()
             offset.zero_()
             captured[f"wts@{steps}"].graph.replay()
             gate.compare(
@@ -407,20 +405,19 @@ class HeadBench:
 
 
 def _make_noise(key: int, offset: torch.Tensor) -> object:
-    from wts.noise import Noise
+    from wts.noise import Noise  # type: ignore[import-not-found, unused-ignore]
 
-    return Noise(key=key, offset=offset)
+    noise: object = Noise(key=key, offset=offset)
+    return noise
 
 
-def _walker_call(inputs: WalkInputs, walker: Walker) -> Callable[[], torch.Tensor]:
+def _walker_call(inputs: WalkInputs, walk: Walk) -> Callable[[], torch.Tensor]:
     """Our walk of these inputs: sampled walks export their step logits, greedy ones keep none."""
-    from wts.noise import Noise
-
     if inputs.temperatures is None:
-        return lambda: walker(inputs.base_logits, inputs.anchor)
+        return lambda: walk(inputs.base_logits, inputs.anchor)
     assert inputs.noise_offset is not None
-    noise = Noise(key=inputs.noise_key, offset=inputs.noise_offset)
-    return lambda: walker(
+    noise = _make_noise(inputs.noise_key, inputs.noise_offset)
+    return lambda: walk(
         inputs.base_logits,
         inputs.anchor,
         temperatures=inputs.temperatures,
