@@ -99,7 +99,7 @@ class TestMarkovHead:
             ({"table": torch.zeros(0, 64)}, ["table", "at least one row"]),
             ({"table": torch.zeros(8, 64, dtype=torch.int8)}, ["table", "bfloat16", "int8"]),
             ({"projection": torch.zeros(8, 64).double()}, ["projection", "float64"]),
-            ({"table": torch.zeros(8, 64, device="meta")}, ["table", "meta"]),
+            ({"table": torch.zeros(8, 64, device="meta")}, ["table", "with memory", "meta"]),
             ({"table": torch.zeros(64, 8).T}, ["table", "contiguous", "[1, 8]"]),
             ({"table": torch.zeros(8, 96)}, ["table", "64, 128, 256, 512", "rank 96"]),
             ({"projection": torch.zeros(8, 128)}, ["projection", "[V_rows, 64]", "[8, 128]"]),
@@ -193,6 +193,12 @@ class TestFromCheckpoint:
         head = small_head()
         write_drafter(tmp_path, head)
         (tmp_path / "model.safetensors").rename(tmp_path / "drafter.safetensors")
+        assert same_weights(MarkovHead.from_checkpoint(tmp_path), head)
+
+    def test_model_safetensors_goes_before_other_files(self, tmp_path: Path) -> None:
+        head = small_head()
+        write_drafter(tmp_path, head)
+        save_file({"other": torch.zeros(1)}, tmp_path / "consolidated.safetensors")
         assert same_weights(MarkovHead.from_checkpoint(tmp_path), head)
 
     def test_dtypes_are_kept(self, tmp_path: Path) -> None:
@@ -403,7 +409,9 @@ class TestDraftMap:
 
     def test_ids_that_run_to_the_end_are_plain(self) -> None:
         ids = torch.tensor([3, 7, 99])
-        assert torch.equal(draft_map(ids, num_targets=100), ids)
+        found = draft_map(ids.int(), num_targets=100)
+        assert found.dtype == torch.int64
+        assert torch.equal(found, ids)
 
     def test_unsorted_ids(self) -> None:
         ids = torch.tensor([99, 3, 7])

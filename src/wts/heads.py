@@ -79,7 +79,7 @@ class Head(Protocol):
         """Return the next state and the latent [B, r] after `prev_token`, int64 [B]."""
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False, repr=False)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class MarkovHead:
     """The vanilla Markov head: the latent is the table row of the previous token.
 
