@@ -449,7 +449,7 @@ def test_an_sglang_that_does_not_import_gives_its_reason(monkeypatch: pytest.Mon
         raise ImportError(f"no {name} here")
 
     monkeypatch.setattr(baselines, "installed_version", lambda _: baselines.SGLANG_VERSION)
-    monkeypatch.setattr(baselines.importlib, "import_module", broken)
+    monkeypatch.setattr("importlib.import_module", broken)
     with pytest.raises(DeviceError, match=r"ImportError: no sglang\.srt"):
         baselines.load_sglang()
 

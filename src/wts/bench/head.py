@@ -7,6 +7,7 @@ paths and lengths are captured in CUDA graphs and replayed in turns, once per ca
 from __future__ import annotations
 
 import argparse
+import gc
 import math
 import sys
 import time
@@ -562,6 +563,8 @@ def run(args: argparse.Namespace) -> int:
                 fix="run the benchmark on a machine with one; `wts doctor` says what is missing",
             )
         paths, library = _choose_paths(args.paths, say)
+        # Each capture collects garbage; what the imports above left behind need not be searched anew.
+        gc.freeze()
         from wts.bench import record
         from wts.bench.gate import WalkFault
 
