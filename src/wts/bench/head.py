@@ -563,7 +563,7 @@ def run(args: argparse.Namespace) -> int:
                 fix="run the benchmark on a machine with one; `wts doctor` says what is missing",
             )
         paths, library = _choose_paths(args.paths, say)
-        # Each capture collects garbage; what the imports above left behind need not be searched anew.
+        # Each capture collects garbage; what the imports above left need not be searched each time.
         gc.freeze()
         from wts.bench import record
         from wts.bench.gate import WalkFault
