@@ -21,7 +21,8 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("pack", "noise"),
     ("reference", "emulator", "compile"),
     ("walk",),
-    ("bench", "sglang"),
+    ("bench", "sglang", "doctor"),
+    ("demo",),
     ("cli",),
     ("__main__",),
 )

@@ -1,0 +1,239 @@
+"""The command line: wts demo | plan | walk | doctor | bench.
+
+Results go to standard output, progress and errors to standard error. An error that names its cause
+(`WalkError`) is one line and exit status 2.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from importlib import metadata
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wts.device import GPUS, LOCAL, GpuSpec, gpu_spec
+from wts.errors import DeviceError, InputError, WalkError, describe
+
+if TYPE_CHECKING:
+    import torch
+
+__all__ = ["main"]
+
+_BACKENDS = ("auto", "device", "emulator", "reference")
+_READINGS = ("auto", "offsets", "ids")
+_GPU_NAMES = ", ".join([*GPUS, LOCAL])
+_BASE_LOGITS = "base_logits"
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command.
+
+    Args:
+        argv: arguments without the program's name; those of the process by default.
+
+    Returns:
+        Exit status: 0; 1 where a check failed; 2 for an error that names its cause.
+    """
+    args = _parser().parse_args(argv)
+    run: Callable[[argparse.Namespace], int] = args.run
+    try:
+        return run(args)
+    except WalkError as error:
+        print(f"wts {args.command}: {' '.join(str(error).split())}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="wts",
+        description="Weights That Stay: a drafter's serial head walked in one GPU launch.",
+    )
+    parser.add_argument("--version", action="version", version=f"wts {_version()}")
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+
+    demo = commands.add_parser("demo", help="the main job on whatever this machine has")
+    demo.add_argument("--batch", type=int, default=1, metavar="B", help="requests (default 1)")
+    demo.add_argument("--steps", type=int, default=16, metavar="K", help="steps (default 16)")
+    demo.add_argument("--head", type=Path, metavar="DIR", help="a drafter, not a random head")
+    demo.set_defaults(run=_demo)
+
+    plan = commands.add_parser("plan", help="show which weights live where")
+    plan.add_argument("--vocab", type=int, required=True, metavar="V", help="projection rows")
+    plan.add_argument("--rank", type=int, default=256, metavar="R", help="default 256")
+    plan.add_argument("--gpu", default=LOCAL, help=f"{_GPU_NAMES} (default)")
+    plan.add_argument("--batch", type=int, default=1, metavar="B", help="default 1")
+    plan.add_argument("--steps", type=int, default=16, metavar="K", help="default 16")
+    plan.add_argument("--blocks", type=int, metavar="N", help="co-resident blocks, if fewer")
+    plan.add_argument("--sampled", action="store_true", help="plan for temperatures above 0")
+    plan.set_defaults(run=_plan)
+
+    walk = commands.add_parser("walk", help="draft a block, print its tokens as JSON")
+    walk.add_argument("--head", type=Path, required=True, metavar="DIR", help="drafter folder")
+    walk.add_argument(
+        "--base-logits",
+        type=Path,
+        required=True,
+        metavar="FILE",
+        help=f"safetensors with {_BASE_LOGITS} (or one tensor), [B, K, V] or [K, V]",
+    )
+    walk.add_argument(
+        "--anchor",
+        type=int,
+        nargs="+",
+        required=True,
+        metavar="TOKEN",
+        help="token before the first step, one per request",
+    )
+    walk.add_argument("--backend", choices=_BACKENDS, default="auto")
+    walk.add_argument(
+        "--fallback", action="store_true", help="let auto use the emulator where there is no GPU"
+    )
+    walk.add_argument("--gpu", help=f"plan for {_GPU_NAMES}; tokens do not depend on it")
+    walk.add_argument(
+        "--d2t", choices=_READINGS, default="auto", help="how the drafter's d2t is meant"
+    )
+    walk.set_defaults(run=_walk)
+
+    doctor = commands.add_parser("doctor", help="say what this machine can run, and why not")
+    doctor.set_defaults(run=_doctor)
+
+    bench = commands.add_parser("bench", help="measure", add_help=False)
+    bench.add_argument("what", choices=["head"], help="head: walks of a Markov head")
+    bench.add_argument("options", nargs=argparse.REMAINDER, help="see wts bench head --help")
+    bench.set_defaults(run=_bench)
+    return parser
+
+
+def _version() -> str:
+    try:
+        return metadata.version("weights-that-stay")
+    except metadata.PackageNotFoundError:
+        return "(not installed)"
+
+
+def _sayer() -> Callable[[str], None]:
+    """Progress on standard error, with the time since the command started."""
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    return say
+
+
+def _demo(args: argparse.Namespace) -> int:
+    from wts import demo
+
+    right = demo.run(batch=args.batch, steps=args.steps, head_folder=args.head, say=_sayer())
+    return 0 if right else 1
+
+
+def _plan(args: argparse.Namespace) -> int:
+    from wts.plan import Shape, plan_residency
+
+    spec = gpu_spec(args.gpu)
+    if args.blocks is not None:
+        spec = spec.with_blocks(args.blocks)
+    shape = Shape(vocab=args.vocab, rank=args.rank)
+    print(plan_residency(shape, spec, batch=args.batch, steps=args.steps, sampled=args.sampled))
+    return 0
+
+
+def _walk(args: argparse.Namespace) -> int:
+    spec = _spec_to_walk(args)
+    say = _sayer()
+    say("loading torch")
+    import torch
+
+    from wts.heads import NUMBER_TYPES, MarkovHead
+    from wts.plan import plan_residency
+    from wts.walk import Walker
+
+    say(f"reading the head of {args.head}")
+    head = MarkovHead.from_checkpoint(args.head, d2t_reading=args.d2t)
+    base_logits = _read_base_logits(args.base_logits)
+    if base_logits.dtype not in NUMBER_TYPES:
+        raise InputError.mismatch(
+            f"{args.base_logits}",
+            wanted="base logits in bfloat16, float16 or float32",
+            found=describe(base_logits),
+            fix="convert them",
+        )
+    plan = plan_residency(
+        head,
+        spec,
+        batch=base_logits.shape[0],
+        steps=base_logits.shape[1],
+        base_type=NUMBER_TYPES[base_logits.dtype],
+    )
+    say("packing the head" + ("" if args.backend in ("emulator", "reference") else ", compiling"))
+    walker = Walker(head, plan, backend=args.backend, fallback=args.fallback)
+    device = "cuda" if walker.backend == "device" else "cpu"
+    say(f"walking on the {walker.backend}")
+    tokens = walker(base_logits.to(device), torch.tensor(args.anchor, device=device))
+    walker.check()
+    result = {
+        "tokens": tokens.tolist(),
+        "backend": walker.backend,
+        "plan": plan.hash,
+        "clamped_anchors": walker.report().clamped_anchors,
+    }
+    print(json.dumps(result))
+    return 0
+
+
+def _spec_to_walk(args: argparse.Namespace) -> GpuSpec:
+    """The GPU to plan for: the one named, the local one, or any where no GPU takes part."""
+    if args.gpu is not None:
+        return gpu_spec(args.gpu)
+    if args.backend in ("emulator", "reference"):
+        return GPUS["h200"]
+    try:
+        spec = gpu_spec(LOCAL)
+    except DeviceError:
+        if args.backend == "auto" and args.fallback:
+            return GPUS["h200"]
+        raise
+    return spec if spec.is_hopper or not args.fallback else GPUS["h200"]
+
+
+def _read_base_logits(path: Path) -> torch.Tensor:
+    """Read [B, K, V]; one request may leave its dimension out."""
+    from safetensors import safe_open
+
+    from wts.checkpoint import tensor_names
+
+    names = tensor_names(path)
+    if _BASE_LOGITS not in names and len(names) != 1:
+        raise InputError.mismatch(
+            f"{path}",
+            wanted=f"a tensor {_BASE_LOGITS}, or only one",
+            found=f"{len(names)}: {', '.join(sorted(names)[:4])}",
+            fix="rename the one to walk over",
+        )
+    with safe_open(path, framework="pt") as file:
+        value: torch.Tensor = file.get_tensor(_BASE_LOGITS if _BASE_LOGITS in names else names[0])
+    if value.ndim not in (2, 3) or 0 in value.shape:
+        raise InputError.mismatch(
+            f"{path}", wanted="[B, K, V] or [K, V]", found=describe(value), fix="reshape it"
+        )
+    return value if value.ndim == 3 else value[None]
+
+
+def _doctor(args: argparse.Namespace) -> int:
+    from wts import doctor
+
+    say = _sayer()
+    say("loading torch and trying the compiler")
+    print(doctor.report(doctor.examine()))
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
+    from wts.bench import head
+
+    return head.main(args.options)

@@ -1,0 +1,226 @@
+"""`wts demo`: the main job once, on whatever this machine has, and checked.
+
+With a Hopper GPU: a head of Qwen3's vocabulary walks on the device, its tokens are compared with
+the emulator's, and the walk is timed beside step-wise torch. Without one: the emulator executes
+the plan of a few blocks, each as full as in the real thing, and is compared with the reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from wts.device import GPUS, LOCAL, GpuSpec
+from wts.doctor import device_obstacle
+from wts.errors import CompileError, DeviceError
+
+if TYPE_CHECKING:
+    import torch
+
+    from wts.heads import MarkovHead
+    from wts.walk import Walker
+
+__all__ = ["run"]
+
+Say = Callable[[str], None]
+
+_RANK = 256
+_REAL_VOCAB = 151_936
+# On 8 blocks it fills registers and shared memory of each just as 151,936 rows fill 132 blocks.
+_SMALL_VOCAB = 8_209
+_SMALL_BLOCKS = 8
+_SEED = 7
+_TIMED_ROUNDS = 30
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Block:
+    """A walk's inputs."""
+
+    base_logits: torch.Tensor
+    anchor: torch.Tensor
+
+
+def run(*, batch: int, steps: int, head_folder: Path | None, say: Say) -> bool:
+    """Walk one block and print what happened.
+
+    Args:
+        batch: requests walked together.
+        steps: of the walk.
+        head_folder: a drafter to read the head from; a random head by default.
+        say: told what is going on.
+
+    Returns:
+        Whether the tokens were the right ones.
+
+    Raises:
+        WalkError: the head cannot be read or planned, or a walk was given up.
+    """
+    say("loading torch")
+    obstacle = device_obstacle()
+    if obstacle is None:
+        head = _head(head_folder, _REAL_VOCAB, say)
+        try:
+            walker = _device_walker(head, batch, steps, say)
+        except (CompileError, DeviceError) as error:
+            obstacle = str(error)
+        else:
+            return _on_device(walker, _draw(head, batch, steps, "cuda"), say)
+    print(f"No walk on a GPU here: {obstacle}. On the CPU instead:\n")
+    head = _head(head_folder, _SMALL_VOCAB, say)
+    spec = GPUS["h200"] if head_folder else GPUS["h200"].with_blocks(_SMALL_BLOCKS)
+    return _on_cpu(head, spec, _draw(head, batch, steps, "cpu"), say)
+
+
+def _head(folder: Path | None, vocab: int, say: Say) -> MarkovHead:
+    from wts.heads import MarkovHead
+
+    if folder is not None:
+        say(f"reading the head of {folder}")
+        return MarkovHead.from_checkpoint(folder)
+    say(f"drawing a random head, V = {vocab}, r = {_RANK}")
+    return MarkovHead.random(vocab=vocab, rank=_RANK, seed=_SEED)
+
+
+def _device_walker(head: MarkovHead, batch: int, steps: int, say: Say) -> Walker:
+    from wts.plan import plan_residency
+    from wts.walk import Walker
+
+    plan = plan_residency(head, LOCAL, batch=batch, steps=steps)
+    say("packing the head and compiling its kernel (kept in the cache)")
+    return Walker(head, plan, backend="device")
+
+
+def _draw(head: MarkovHead, batch: int, steps: int, device: str) -> _Block:
+    import torch
+
+    generator = torch.Generator().manual_seed(_SEED)
+    base_logits = torch.randn(batch, steps, head.vocab, generator=generator).bfloat16()
+    anchor = torch.randint(0, head.table_rows, (batch,), generator=generator)
+    return _Block(base_logits=base_logits.to(device), anchor=anchor.to(device))
+
+
+def _on_cpu(head: MarkovHead, spec: GpuSpec, block: _Block, say: Say) -> bool:
+    from wts.plan import plan_residency
+    from wts.walk import Walker
+
+    batch, steps, _ = block.base_logits.shape
+    plan = plan_residency(head, spec, batch=batch, steps=steps)
+    print(plan)
+    say(f"walking {batch} x {steps} tokens on the emulator and on the reference")
+    tokens = Walker(head, plan, backend="emulator")(block.base_logits, block.anchor)
+    wanted = Walker(head, plan, backend="reference")(block.base_logits, block.anchor)
+    _print_tokens(block.anchor, tokens)
+    print(
+        f"\nemulator (int8 head) and reference (unquantised head) agree on "
+        f"{_num_same(tokens, wanted)} of {wanted.numel()} tokens"
+    )
+    num_wrong = _num_beyond_bound(head, block, tokens)
+    print(
+        "every token is the reference's best, or closer to it than quantisation explains"
+        if num_wrong == 0
+        else f"{num_wrong} tokens are further from the reference's best than quantisation explains"
+    )
+    return num_wrong == 0
+
+
+def _on_device(walker: Walker, block: _Block, say: Say) -> bool:
+    from wts.walk import Walker
+
+    print(walker.plan)
+    batch, steps, _ = block.base_logits.shape
+    say(f"walking {batch} x {steps} tokens on the device")
+    tokens = walker(block.base_logits, block.anchor)
+    walker.check()
+    say("the same on the emulator, for comparison")
+    emulator = Walker(walker.head, walker.plan, backend="emulator")
+    wanted = emulator(block.base_logits.cpu(), block.anchor.cpu())
+    _print_tokens(block.anchor, tokens)
+    num_same = _num_same(tokens, wanted)
+    print(f"\ndevice and emulator agree on {num_same} of {wanted.numel()} tokens")
+    if num_same < wanted.numel():
+        return False
+    _time(walker, block, say)
+    walker.check()
+    return True
+
+
+def _time(walker: Walker, block: _Block, say: Say) -> None:
+    """Time the walk beside step-wise torch, both in CUDA graphs, replayed in turns, L2 cold."""
+    from wts.bench.baselines import WalkInputs, step_torch
+    from wts.bench.clock import time_interleaved
+
+    say("timing it beside step-wise torch, L2 cold")
+    device = block.base_logits.device
+    inputs = WalkInputs(
+        table=walker.head.table.to(device),
+        projection=walker.head.projection.to(device),
+        base_logits=block.base_logits,
+        anchor=block.anchor,
+    )
+    timings = time_interleaved(
+        {
+            "wts": lambda: walker(block.base_logits, block.anchor),
+            "step_torch": step_torch(inputs),
+        },
+        rounds=_TIMED_ROUNDS,
+    )
+    ours, theirs = timings["wts"].p50_us, timings["step_torch"].p50_us
+    print(
+        f"wts {ours:.1f} us, step-wise torch {theirs:.1f} us a block (medians of "
+        f"{_TIMED_ROUNDS}, CUDA graphs, L2 cold): {theirs / ours:.1f} x"
+    )
+
+
+def _print_tokens(anchor: torch.Tensor, tokens: torch.Tensor) -> None:
+    print()
+    for token, row in zip(anchor.tolist(), tokens.tolist(), strict=True):
+        print(f"  {token} -> {' '.join(map(str, row))}")
+
+
+def _num_same(tokens: torch.Tensor, wanted: torch.Tensor) -> int:
+    return int((tokens.cpu() == wanted.cpu()).sum())
+
+
+def _num_beyond_bound(head: MarkovHead, block: _Block, tokens: torch.Tensor) -> int:
+    """Count tokens whose reference logit is below the best by more than quantisation can move it.
+
+    A weight is off by up to half a level of its row, a latent element by up to half a level of its
+    latent; the step's dtype rounds the reference twice and the emulator once. Each step is judged
+    after the tokens that were really drafted before it, so one near-tie is not counted again in
+    every step that follows.
+    """
+    import torch
+
+    from wts.pack import LATENT_LEVELS, WEIGHT_LEVELS
+    from wts.reference import step_logits
+
+    weight = head.projection[: head.vocab].float()
+    weight_level = weight.abs().amax(1) / WEIGHT_LEVELS
+    weight_sum = weight.abs().sum(1) + head.rank * weight_level / 2
+    previous = block.anchor
+    num_beyond = 0
+    for step, token in enumerate(tokens.unbind(1)):
+        _, latent = head.latent(None, previous)
+        base = block.base_logits[:, step, : head.vocab]
+        logits = step_logits(head, base, latent)
+        size = latent.float().abs()
+        quantisation = size.sum(1, keepdim=True) * weight_level / 2
+        quantisation += size.amax(1, keepdim=True) / LATENT_LEVELS * weight_sum / 2
+        x = logits.float()
+        rounding = torch.finfo(logits.dtype).eps / 2 * (3 * x.abs() + base.float().abs())
+        error = 1.01 * (quantisation + rounding)  # second-order terms are below a hundredth
+        best = x.argmax(1, keepdim=True)
+        chosen = _draft_ids(head, token)[:, None]
+        gap = x.gather(1, best) - x.gather(1, chosen)
+        num_beyond += int((gap > error.gather(1, best) + error.gather(1, chosen)).sum())
+        previous = token
+    return num_beyond
+
+
+def _draft_ids(head: MarkovHead, token: torch.Tensor) -> torch.Tensor:
+    if head.draft_to_target is None:
+        return token
+    return (head.draft_to_target[: head.vocab] == token[:, None]).int().argmax(1)
