@@ -50,7 +50,7 @@ def drafter(tmp_path: Path, head: MarkovHead) -> Path:
 @pytest.fixture
 def logits_file(tmp_path: Path, base_logits: torch.Tensor) -> Path:
     path = tmp_path / "base.safetensors"
-    save_file({"base_logits": base_logits, "other": torch.zeros(1)}, path)
+    save_file({"a": torch.zeros(1), "base_logits": base_logits}, path)
     return path
 
 
@@ -79,7 +79,7 @@ class TestParser:
                 run(argument)
             assert caught.value.code == 0
         out = capsys.readouterr().out
-        for word in ("demo", "plan", "walk", "doctor", "bench", "wts "):
+        for word in ("demo", "plan", "walk", "doctor", "bench", "usage: wts ", "\nwts "):
             assert word in out
 
 
@@ -335,7 +335,9 @@ class TestDemo:
         head = MarkovHead.random(vocab=203, rank=64, seed=3, draft_vocab=draft_vocab)
         write_drafter(tmp_path, head)
         assert run("demo", "--head", tmp_path, "--steps", 4) == 0
-        assert "agree on 4 of 4 tokens" in capsys.readouterr().out
+        out = capsys.readouterr().out
+        assert f"V = {head.vocab}, r = 64" in out
+        assert "agree on 4 of 4 tokens" in out
 
     @pytest.mark.usefixtures("no_gpu")
     def test_wrong_tokens_are_status_1(
