@@ -372,6 +372,37 @@ class TestDemo:
         assert "no NVRTC here" in out
         assert "V = 8209" in out
 
+    @pytest.mark.usefixtures("a_gpu")
+    @pytest.mark.parametrize(("error", "status"), [(0, 0), (1, 1)])
+    def test_on_a_device(
+        self,
+        error: int,
+        status: int,
+        monkeypatch: pytest.MonkeyPatch,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        """With another emulator in the place of the device, which may be off by some tokens."""
+
+        class Stand(Walker):
+            def __call__(self, *inputs: torch.Tensor, **_: Any) -> torch.Tensor:
+                return super().__call__(*inputs) + error
+
+        def stand(head: MarkovHead, batch: int, steps: int, _: object) -> Walker:
+            plan = plan_residency(head, "h200", batch=batch, steps=steps)
+            return Stand(head, plan, backend="emulator")
+
+        timed = []
+        draw = demo._draw
+        monkeypatch.setattr(demo, "_REAL_VOCAB", 50)
+        monkeypatch.setattr(demo, "_device_walker", stand)
+        monkeypatch.setattr(demo, "_draw", lambda *inputs: draw(*inputs[:3], "cpu"))
+        monkeypatch.setattr(demo, "_time", lambda *_: timed.append(True))
+        assert run("demo", "--batch", 2, "--steps", 3) == status
+        out = capsys.readouterr().out
+        assert "V = 50" in out
+        assert f"device and emulator agree on {0 if error else 6} of 6 tokens" in out
+        assert len(timed) == 1 - status
+
     def test_near_ties_are_within_the_bound_and_far_tokens_are_not(self) -> None:
         head = MarkovHead(table=torch.ones(8, 64), projection=torch.zeros(8, 64))
         base = torch.tensor([0.0, 1.0, 1.0, 0.9999999, 0.5, 0.0, 0.0, 0.0]).view(1, 1, 8)
