@@ -384,8 +384,10 @@ class TestDemo:
         """With another emulator in the place of the device, which may be off by some tokens."""
 
         class Stand(Walker):
-            def __call__(self, *inputs: torch.Tensor, **_: Any) -> torch.Tensor:
-                return super().__call__(*inputs) + error
+            def __call__(
+                self, base_logits: torch.Tensor, anchor: torch.Tensor, **_: Any
+            ) -> torch.Tensor:
+                return super().__call__(base_logits, anchor) + error
 
         def stand(head: MarkovHead, batch: int, steps: int, _: object) -> Walker:
             plan = plan_residency(head, "h200", batch=batch, steps=steps)
