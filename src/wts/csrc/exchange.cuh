@@ -1,0 +1,134 @@
+// How blocks agree on a token: each publishes its best row, each reads everybody's.
+//
+// One word per (request, block) carries candidate and tag together, so it is true as soon as it is
+// seen: single-copy atomicity (PTX 8.5) is the only ordering needed, no fence, no counter.
+//   The tag names the exchange: sequence number / 2, since slots alternate by its parity. When a
+// block waits in exchange s, every block has published s - 1 (else it would still wait there), and
+// none can have published s + 2 (that needs this block's s + 1). So a slot of parity s holds the
+// word of s - 2 or of s, whose tags differ by one: four bits are enough, and wrap without harm.
+// Every exchange writes every slot of its parity, also for absent requests, so no word grows old.
+// The sequence number lives in the workspace, read at the start and advanced at the end of a walk:
+// replays of a captured graph need no reset.
+#pragma once
+#include "select.cuh"
+
+namespace wts {
+
+constexpr int BLOCKS_PER_LANE = (plan::NUM_BLOCKS + 31) / 32;
+
+#if WTS_WIDE
+using ExchangeWord = u64;  // key : 32 | inverted row : 16 | tag : 16
+constexpr u32 TAG_MASK = 0xffffu;
+#else
+using ExchangeWord = u32;  // key : 16 | inverted row : 12 | tag : 4
+constexpr u32 TAG_MASK = 0xfu;
+#endif
+
+// Counters a walk leaves behind, in global memory; the host reads them when asked.
+struct Status {
+  u32 sequence;         // exchanges done since the workspace was cleared
+  u32 error;            // 0, or 1 + the block whose word did not come
+  u32 error_block;      // who waited
+  u32 error_step;       // at which step of the walk
+  u32 clamped_anchors;  // anchors outside the table, so far
+};
+
+__device__ __forceinline__ u32 exchange_tag(u32 sequence) { return (sequence >> 1) & TAG_MASK; }
+
+__device__ __forceinline__ ExchangeWord pack_word(const Best& best, u32 tag) {
+  if constexpr (plan::WIDE) {
+    const u32 low = ((0xffffu - static_cast<u32>(best.row)) << 16) | tag;
+    return static_cast<ExchangeWord>(
+        (static_cast<u64>(static_cast<u32>(best.key)) << 32) | low);
+  } else {
+    return static_cast<ExchangeWord>(static_cast<u32>(best.key) | tag);
+  }
+}
+
+// What stands for a block that does not exist: it has come, and never wins.
+__device__ __forceinline__ ExchangeWord absent_word(u32 tag) {
+  Best nobody;
+  return pack_word(nobody, tag);
+}
+
+__device__ __forceinline__ u32 word_tag(ExchangeWord word) {
+  return static_cast<u32>(word) & TAG_MASK;
+}
+
+__device__ __forceinline__ int word_key(ExchangeWord word) {
+  if constexpr (plan::WIDE) return static_cast<int>(static_cast<u64>(word) >> 32);
+  return static_cast<int>(static_cast<u32>(word) & 0xffff0000u);
+}
+
+__device__ __forceinline__ int word_row(ExchangeWord word) {
+  if constexpr (plan::WIDE) {
+    return static_cast<int>(0xffffu - ((static_cast<u32>(word) >> 16) & 0xffffu));
+  } else {
+    return compact_row(static_cast<u32>(word));
+  }
+}
+
+// The slots of one request at one parity: one word per block.
+__device__ __forceinline__ ExchangeWord* exchange_slots(ExchangeWord* workspace, u32 sequence,
+                                                        int request) {
+  const int line = static_cast<int>(sequence & 1u) * (plan::GROUPS * plan::COLUMNS) + request;
+  return workspace + line * plan::SLOT_LINE_WORDS;
+}
+// The words one warp has seen of one exchange, and the best of them so far.
+struct Gathered {
+  ExchangeWord words[BLOCKS_PER_LANE];
+  int token = 0;  // the winner, once all have come
+
+  __device__ __forceinline__ void request(const ExchangeWord* slots, u32 tag) {
+    const int lane = lane_index();
+#pragma unroll
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i)
+      words[i] = lane + 32 * i < plan::NUM_BLOCKS ? load_relaxed(slots + lane + 32 * i)
+                                                  : absent_word(tag);
+  }
+
+  // Whether all words have come; if so `token` is the winner: the largest key, then the lowest block,
+  // then that block's lowest row. Shards ascend with the block number, so this is the lowest token
+  // among equals.
+  __device__ __forceinline__ bool settle(u32 tag) {
+    const int lane = lane_index();
+    bool missing = false;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i) missing |= word_tag(words[i]) != tag;
+    if (__any_sync(0xffffffffu, missing)) return false;
+    ExchangeWord mine = words[0];
+    u32 block = static_cast<u32>(lane);
+#pragma unroll
+    for (int i = 1; i < BLOCKS_PER_LANE; ++i) {
+      if (word_key(words[i]) > word_key(mine)) {
+        mine = words[i];
+        block = static_cast<u32>(lane + 32 * i);
+      }
+    }
+    const int key = word_key(mine);
+    u32 winner;
+    if constexpr (plan::WIDE) {
+      const int best = warp_max(key);
+      winner = 0xffffu - warp_max_unsigned(key == best ? 0xffffu - block : 0u);
+    } else {  // the key leaves sixteen bits free for the inverted block
+      const u32 keyed = static_cast<u32>(key) | (0xffffu - block);
+      winner = 0xffffu - (static_cast<u32>(warp_max(static_cast<int>(keyed))) & 0xffffu);
+    }
+    const int row = __shfl_sync(0xffffffffu, word_row(mine), static_cast<int>(winner & 31u));
+    // In range for any bits in memory.
+    token = min(max(static_cast<int>(winner) * plan::ROWS + row, 0), plan::VOCAB - 1);
+    return true;
+  }
+
+  // The lowest block whose word has not come, for a report.
+  __device__ __forceinline__ int first_missing(u32 tag) const {
+    int missing = plan::NUM_BLOCKS;
+#pragma unroll
+    for (int i = BLOCKS_PER_LANE - 1; i >= 0; --i)
+      if (word_tag(words[i]) != tag) missing = lane_index() + 32 * i;
+    const u32 distance = static_cast<u32>(plan::NUM_BLOCKS - missing);
+    return plan::NUM_BLOCKS - static_cast<int>(warp_max_unsigned(distance));
+  }
+};
+
+}  // namespace wts

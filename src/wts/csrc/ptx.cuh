@@ -1,0 +1,244 @@
+// One function per machine instruction; every inline asm of the project is in this file.
+// Section numbers are those of the PTX ISA manual, version 9.0.
+#pragma once
+
+namespace wts {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+// ---- identity and time -------------------------------------------------------------------------
+
+// 10.21 special registers: cycles of this SM, 32 bits.
+__device__ __forceinline__ u32 clock_low() {
+  u32 value;
+  asm volatile("mov.u32 %0, %%clock;" : "=r"(value));
+  return value;
+}
+
+// 10.26: nanoseconds of the global timer.
+__device__ __forceinline__ u64 global_timer() {
+  u64 value;
+  asm volatile("mov.u64 %0, %%globaltimer;" : "=l"(value));
+  return value;
+}
+
+__device__ __forceinline__ u32 shared_address(const void* pointer) {
+  return static_cast<u32>(__cvta_generic_to_shared(pointer));
+}
+
+// ---- matrix product ----------------------------------------------------------------------------
+
+// Read anew each time: a lane number is cheaper to read than to keep beside 192 weights.
+__device__ __forceinline__ int lane_index() {
+  int value;
+  asm volatile("mov.u32 %0, %%laneid;" : "=r"(value));
+  return value;
+}
+
+__device__ __forceinline__ int warp_index() {
+  int value;
+  asm volatile("mov.u32 %0, %%tid.x;" : "=r"(value));
+  return value >> 5;
+}
+
+// 9.7.14.5: D = A(16x32 s8, row) * B(32x8 s8, column) + D in int32; exact, so any order is the same.
+__device__ __forceinline__ void mma_s8(int (&d)[4], const u32* a, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same with D = 0 + A * B: the first product of a chain needs no cleared accumulator.
+__device__ __forceinline__ void mma_s8_first(int (&d)[4], const u32* a, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=r"(d[0]), "=r"(d[1]), "=r"(d[2]), "=r"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
+}
+
+// ---- loads and stores --------------------------------------------------------------------------
+
+// 9.7.9.8: 16 bytes of read-only global memory, streamed past L1.
+__device__ __forceinline__ void load_global_16(u32 (&v)[4], const void* pointer) {
+  asm volatile("ld.global.nc.L1::no_allocate.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "l"(pointer));
+}
+
+__device__ __forceinline__ u32 load_global_4(const void* pointer) {
+  u32 value;
+  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(value) : "l"(pointer));
+  return value;
+}
+
+__device__ __forceinline__ u32 load_global_2(const void* pointer) {
+  u16 value;
+  asm volatile("ld.global.nc.L1::no_allocate.u16 %0, [%1];" : "=h"(value) : "l"(pointer));
+  return value;
+}
+
+__device__ __forceinline__ void load_shared_16(u32 (&v)[4], u32 address) {
+  asm volatile("ld.shared.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "r"(address));
+}
+
+__device__ __forceinline__ void load_shared_8(u32 (&v)[2], u32 address) {
+  asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(address));
+}
+
+__device__ __forceinline__ void store_shared_16(u32 address, const u32 (&v)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v[0]), "r"(v[1]),
+               "r"(v[2]), "r"(v[3])
+               : "memory");
+}
+
+// Keeps a register alive as it is: the compiler can neither reload nor recompute it.
+__device__ __forceinline__ void pin(u32& value) { asm volatile("" : "+r"(value)); }
+
+// 9.7.9.8 with .relaxed.gpu: one single-copy-atomic word another block may be writing (8.5).
+__device__ __forceinline__ u32 load_relaxed(const u32* pointer) {
+  u32 value;
+  asm volatile("ld.relaxed.gpu.global.u32 %0, [%1];" : "=r"(value) : "l"(pointer) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ u64 load_relaxed(const u64* pointer) {
+  u64 value;
+  asm volatile("ld.relaxed.gpu.global.u64 %0, [%1];" : "=l"(value) : "l"(pointer) : "memory");
+  return value;
+}
+
+__device__ __forceinline__ void store_relaxed(u32* pointer, u32 value) {
+  asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
+}
+
+__device__ __forceinline__ void store_relaxed(u64* pointer, u64 value) {
+  asm volatile("st.relaxed.gpu.global.u64 [%0], %1;" ::"l"(pointer), "l"(value) : "memory");
+}
+
+// 9.7.9.25.5.2: asks L2 for a row; bytes must be a multiple of 16, the pointer 16-byte aligned.
+__device__ __forceinline__ void prefetch_l2(const void* pointer, u32 bytes) {
+  asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(pointer), "r"(bytes) : "memory");
+}
+
+// ---- warp-wide ---------------------------------------------------------------------------------
+
+// 9.7.13.9: the largest of a warp's 32 signed values, in all lanes.
+__device__ __forceinline__ int warp_max(int value) {
+  int result;
+  asm volatile("redux.sync.max.s32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
+  return result;
+}
+
+__device__ __forceinline__ u32 warp_max_unsigned(u32 value) {
+  u32 result;
+  asm volatile("redux.sync.max.u32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
+  return result;
+}
+
+// ---- numbers -----------------------------------------------------------------------------------
+
+// 9.7.9.21: two fp32 to two bf16, round to nearest even; NaN becomes 0x7fff.
+__device__ __forceinline__ u32 round_bf16x2(float low, float high) {
+  u32 packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+__device__ __forceinline__ float half_to_float(u32 bits) {
+  float value;
+  asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<u16>(bits)));
+  return value;
+}
+
+__device__ __forceinline__ u32 round_half(float value) {
+  u16 bits;
+  asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
+  return bits;
+}
+
+// ---- barriers in shared memory (9.7.13.15) -----------------------------------------------------
+
+__device__ __forceinline__ void barrier_init(u64* barrier, u32 arrivals) {
+  asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(barrier)),
+               "r"(arrivals)
+               : "memory");
+}
+
+// Release at block scope: what this thread wrote before is seen by whoever waits for the phase.
+__device__ __forceinline__ void barrier_arrive(u64* barrier) {
+  asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(barrier))
+               : "memory");
+}
+
+// One arrival that also announces bytes a bulk copy will deliver.
+__device__ __forceinline__ void barrier_arrive_expect(u64* barrier, u32 bytes) {
+  asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(
+                   shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// Announces bytes without arriving: the arrival comes when the rest of the slot is written.
+__device__ __forceinline__ void barrier_expect(u64* barrier, u32 bytes) {
+  asm volatile("mbarrier.expect_tx.relaxed.cta.shared::cta.b64 [%0], %1;" ::"r"(
+                   shared_address(barrier)),
+               "r"(bytes)
+               : "memory");
+}
+
+// Acquire at block scope. Bounded by construction: every arrival comes from a warp of this block,
+// and no warp waits without bound on another block (exchange.cuh).
+__device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
+  u32 done;
+  do {
+    asm volatile(
+        "{\n\t.reg .pred p;\n\t"
+        "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n\t"
+        "selp.u32 %0, 1, 0, p;\n\t}"
+        : "=r"(done)
+        : "r"(shared_address(barrier)), "r"(parity)
+        : "memory");
+  } while (!done);
+}
+
+// Makes mbarrier.init visible to the asynchronous proxy before the first bulk copy (9.7.13.15.7).
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// 9.7.9.25.4.1: bytes from global to shared memory, counted on barrier when they have landed.
+__device__ __forceinline__ void bulk_copy(void* shared, const void* global, u32 bytes,
+                                          u64* barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(barrier))
+      : "memory");
+}
+
+// Orders earlier ordinary accesses of shared memory before later bulk copies into it.
+__device__ __forceinline__ void fence_async_proxy() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+// ---- register budget (9.7.19.5): takes effect for a whole warpgroup -----------------------------
+
+template <int COUNT>
+__device__ __forceinline__ void take_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+template <int COUNT>
+__device__ __forceinline__ void give_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(COUNT));
+}
+
+}  // namespace wts

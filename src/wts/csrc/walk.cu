@@ -1,0 +1,61 @@
+// One walk in one launch: W stays on chip, tokens are selected and the state advances on the GPU.
+#include "service.cuh"
+
+namespace wts {
+
+// Asks for the small things first: behind 39 MB of weights they would wait.
+__device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
+  barrier_init(&shared.weights_landed, 1);
+  for (int group = 0; group < plan::GROUPS; ++group) {
+    barrier_init(&shared.latents_ready[group], plan::COLUMNS);
+    barrier_init(&shared.candidates_ready[group], plan::SWEEP_WARPS);
+  }
+  for (int slot = 0; slot < plan::BASE_SLOTS; ++slot)
+    barrier_init(&shared.base_landed[slot], plan::COLUMNS);
+  shared.sequence = args.status->sequence;
+  shared.abandoned = 0;
+  fence_barrier_init();
+}
+
+// Offset of each fragment that lives in shared memory among its warp's packed tiles.
+__constant__ const int shared_source[] = {WTS_SHARED_SOURCE};
+
+// The scales and the fragments that live in shared memory, by bulk copies of one whole warp.
+__device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared& shared) {
+  constexpr u32 SCALE_BYTES = plan::ROWS * 4;
+  constexpr u32 BYTES = plan::SWEEP_WARPS * plan::SHARED_FRAGMENTS * plan::FRAGMENT_BYTES;
+  const int lane = lane_index();
+  if (lane == 0) {
+    barrier_arrive_expect(&shared.weights_landed, SCALE_BYTES + BYTES);
+    bulk_copy(shared.row_scale, args.row_scale + blockIdx.x * plan::ROWS, SCALE_BYTES,
+              &shared.weights_landed);
+  }
+  __syncwarp();
+  const int warp = lane % plan::SWEEP_WARPS;
+#pragma unroll 1
+  for (int index = lane / plan::SWEEP_WARPS; index < plan::SHARED_FRAGMENTS;
+       index += 32 / plan::SWEEP_WARPS)
+    bulk_copy(shared.fragments[warp * plan::SHARED_FRAGMENTS + index],
+              warp_tiles(args, warp) + shared_source[index], plan::FRAGMENT_BYTES,
+              &shared.weights_landed);
+}
+
+}  // namespace wts
+
+extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
+    wts_walk(const __grid_constant__ wts::WalkArgs args) {
+  using namespace wts;
+  extern __shared__ __align__(128) Byte storage[];
+  Shared& shared = *reinterpret_cast<Shared*>(storage);
+  if (threadIdx.x == 0) prepare(args, shared);
+  __syncthreads();
+
+  if (threadIdx.x < plan::SWEEP_WARPS * 32) {
+    take_registers<plan::SWEEP_REGISTERS>();
+    sweep_role(args, shared);
+  } else {
+    give_registers<plan::SERVICE_REGISTERS>();
+    if (threadIdx.x >= plan::THREADS - 32) load_shared_weights(args, shared);
+    if (threadIdx.x / 32 - plan::SWEEP_WARPS < plan::COLUMNS) service_role(args, shared);
+  }
+}

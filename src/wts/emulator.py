@@ -1,0 +1,113 @@
+"""The walk as the device does it, on the CPU: packed bytes, the plan's blocks, the same roundings.
+
+Every number here is exact or rounded once, in the order the kernel rounds it, so tokens equal the
+device's bit for bit, for any plan.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+
+from wts.pack import PackedHead, unpack_latents, unpack_rows
+from wts.plan import SWEEP_WARPS, TILE_ROWS, ResidencyPlan
+
+__all__ = ["Emulator"]
+
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+NEVER = -(1 << 31)
+
+
+def ordered_key(score: torch.Tensor) -> torch.Tensor:
+    """Integers in the order of fp32 scores: -0 equals +0, NaN is above everything.
+
+    Args:
+        score: fp32, any shape.
+
+    Returns:
+        int32 of the same shape.
+    """
+    bits = (score + 0.0).view(torch.int32)
+    bits = torch.where(score.isnan(), torch.full_like(bits, 0x7FFFFFFF), bits)
+    return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Emulator:
+    """Executes a plan on the CPU.
+
+    Args:
+        plan: the plan.
+        packed: the head, packed for it, on the CPU.
+    """
+
+    plan: ResidencyPlan
+    packed: PackedHead
+
+    def walk(
+        self,
+        base_logits: torch.Tensor,
+        anchor: torch.Tensor,
+        *,
+        progress: Callable[[int], None] | None = None,
+    ) -> tuple[torch.Tensor, int]:
+        """Draft a block.
+
+        Args:
+            base_logits: [B, K, V] in the plan's base type, CPU.
+            anchor: int64 [B], CPU.
+            progress: called with the number of steps done.
+
+        Returns:
+            Tokens int64 [B, K] (target ids), and how many anchors lay outside the table.
+        """
+        plan = self.plan
+        levels = unpack_rows(self.packed.tiles).float()  # integers up to 127: exact
+        batch, steps, _ = base_logits.shape
+        last_row = plan.table_rows - 1
+        previous = anchor.clamp(0, last_row)
+        clamped = int((previous != anchor).sum())
+        tokens = torch.empty(batch, steps, dtype=torch.int64)
+        for step in range(steps):
+            logits = self._step_logits(levels, base_logits[:, step], previous)
+            drafted = self._select(logits)
+            mapping = self.packed.draft_to_target
+            previous = drafted if mapping is None else mapping[drafted].long()
+            tokens[:, step] = previous
+            if progress is not None:
+                progress(step + 1)
+        return tokens, clamped
+
+    def _step_logits(
+        self, levels: torch.Tensor, base: torch.Tensor, previous: torch.Tensor
+    ) -> torch.Tensor:
+        """x of every row of the padded vocabulary, fp32 [B, padded_vocab]."""
+        plan = self.plan
+        high, low, latent_scale = unpack_latents(self.packed.table[previous])
+        # Each plane's dot is below 2^24, so fp32 sums it exactly in any order.
+        dot = 256 * (high.float() @ levels.T).int() + (low.float() @ levels.T).int()
+        scale = self.packed.row_scale[None, :] * latent_scale[:, None]
+        padded = torch.full((len(base), plan.padded_vocab), float("-inf"))
+        padded[:, : plan.vocab] = base[:, : plan.vocab].float()
+        total = padded + dot.float() * scale
+        return total.to(_DTYPES[plan.step_type]).float()
+
+    def _select(self, scores: torch.Tensor) -> torch.Tensor:
+        """Draft id of each request: best of a warp, of a block, of all blocks."""
+        plan = self.plan
+        batch = len(scores)
+        warp_rows = plan.warp_tiles * TILE_ROWS
+        keys = ordered_key(scores).long()
+        rows = torch.arange(plan.padded_vocab) % plan.rows
+        # One integer in the order (key, lowest row): what the kernel's candidates compare as.
+        candidates = keys * (1 << 20) + ((1 << 20) - 1 - rows)
+        by_warp = candidates.view(batch, plan.num_blocks, SWEEP_WARPS, warp_rows).amax(3)
+        by_block = by_warp.amax(2)
+        block_keys = by_block >> 20
+        block_rows = ((1 << 20) - 1) - (by_block & ((1 << 20) - 1))
+        best = block_keys.amax(1, keepdim=True)
+        winner = (block_keys == best).to(torch.uint8).argmax(1)  # lowest block among equals
+        row = block_rows.gather(1, winner[:, None])[:, 0]
+        return (winner * plan.rows + row).clamp(0, plan.vocab - 1)

@@ -1,0 +1,191 @@
+"""Checkpoint tensors to packed bytes and back: quantise, pad, tile, fragment order.
+
+The byte order is that of the matrix instruction m16n8k32 (PTX ISA 9.7.14.5.11): lane 4 g + t of a
+warp holds words {row g, row g + 8} x {k, k + 16} of a tile's slab, so one 16-byte load per lane
+fetches a whole operand. Rows are placed so that a lane's two results are two consecutive tokens:
+row g and row g + 8 of half h of a pair of tiles are tokens 4 g + 2 h and 4 g + 2 h + 1 of its 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+
+from wts.plan import PAIR_ROWS, SLAB, TILE_ROWS, ResidencyPlan
+
+if TYPE_CHECKING:
+    from wts.heads import MarkovHead
+
+__all__ = ["PackedHead", "pack_head", "quantise_latents", "quantise_rows", "unpack_latents", "unpack_rows"]
+
+WEIGHT_LEVELS = 127
+LATENT_LEVELS = 127 * 256 + 127  # the largest 256 hi + lo with both planes in int8
+SMALLEST_SCALE = 1e-30
+_CHUNK_ROWS = 1 << 15
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedHead:
+    """One head as the device reads it; the only copy a Walker keeps.
+
+    Args:
+        tiles: uint8 [padded_vocab / 16, 16 r], tiles in fragment order.
+        row_scale: fp32 [padded_vocab], 0 for padding rows.
+        table: uint8 [table_rows, 2 r + 32], quantised latents in fragment order, then the scale.
+        draft_to_target: int32 [vocab] or None.
+    """
+
+    tiles: torch.Tensor
+    row_scale: torch.Tensor
+    table: torch.Tensor
+    draft_to_target: torch.Tensor | None
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held."""
+        parts = [self.tiles, self.row_scale, self.table, self.draft_to_target]
+        return sum(t.numel() * t.element_size() for t in parts if t is not None)
+
+
+def _scale(largest: torch.Tensor, levels: int) -> torch.Tensor:
+    """largest / levels in fp32, correctly rounded on every device, at least SMALLEST_SCALE.
+
+    The divisor is a tensor: torch multiplies by the reciprocal of a Python number on a GPU.
+    A row that is not finite gets a NaN scale, so every logit it takes part in is NaN.
+    """
+    scale = largest / torch.full_like(largest, levels)
+    scale = torch.where(scale < SMALLEST_SCALE, torch.full_like(scale, SMALLEST_SCALE), scale)
+    return torch.where(torch.isfinite(scale), scale, torch.full_like(scale, float("nan")))
+
+
+def _levels(values: torch.Tensor, scale: torch.Tensor, levels: int) -> torch.Tensor:
+    """values / scale to the nearest integer (ties to even), within +-levels; 0 where not finite."""
+    return (values / scale[:, None]).nan_to_num(0.0, 0.0, 0.0).round().clamp(-levels, levels)
+
+
+def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Quantise rows of W to int8.
+
+    Args:
+        weight: bf16 | fp16 | fp32 [n, r].
+
+    Returns:
+        int8 [n, r] and fp32 [n]: weight is close to the first times the second.
+    """
+    values = weight.float()
+    scale = _scale(values.abs().amax(1), WEIGHT_LEVELS)
+    return _levels(values, scale, WEIGHT_LEVELS).to(torch.int8), scale
+
+
+def quantise_latents(latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Quantise latents to 16 bits in two int8 planes.
+
+    Args:
+        latent: bf16 | fp16 | fp32 [n, r].
+
+    Returns:
+        hi int8 [n, r], lo int8 [n, r], scale fp32 [n]: latent is close to scale (256 hi + lo).
+    """
+    values = latent.float()
+    scale = _scale(values.abs().amax(1), LATENT_LEVELS)
+    whole = _levels(values, scale, LATENT_LEVELS).to(torch.int32)
+    low = ((whole + 128) & 255) - 128
+    return ((whole - low) >> 8).to(torch.int8), low.to(torch.int8), scale
+
+
+# ---- fragment order ----------------------------------------------------------------------------
+
+
+def pack_rows(levels: torch.Tensor) -> torch.Tensor:
+    """Put int8 rows [n, r] into tiles: uint8 [n / 16, 16 r]; n is a multiple of 32."""
+    rows, rank = levels.shape
+    # token = (pair, g, half, j), element = (slab, k half, t, byte); word of a lane = 2 (k half) + j
+    parts = levels.view(rows // PAIR_ROWS, 8, 2, 2, rank // SLAB, 2, 4, 4)
+    packed = parts.permute(0, 2, 4, 1, 6, 5, 3, 7).contiguous()
+    return packed.view(torch.uint8).view(rows // TILE_ROWS, TILE_ROWS * rank)
+
+
+def unpack_rows(tiles: torch.Tensor) -> torch.Tensor:
+    """Undo `pack_rows`: uint8 [n / 16, 16 r] to int8 [n, r]."""
+    count, size = tiles.shape
+    rank = size // TILE_ROWS
+    parts = tiles.view(torch.int8).view(count // 2, 2, rank // SLAB, 8, 4, 2, 2, 4)
+    return parts.permute(0, 3, 1, 6, 2, 5, 4, 7).reshape(count * TILE_ROWS, rank)
+
+
+def pack_latents(high: torch.Tensor, low: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
+    """Put quantised latents into table rows: uint8 [n, 2 r + 32]."""
+    rows, rank = high.shape
+    planes = torch.stack([high, low], 1).view(rows, 2, rank // SLAB, 2, 4, 4)
+    words = planes.permute(0, 2, 1, 4, 3, 5).reshape(rows, 2 * rank).view(torch.uint8)
+    table = torch.zeros(rows, 2 * rank + 32, dtype=torch.uint8, device=high.device)
+    table[:, : 2 * rank] = words
+    table[:, 2 * rank : 2 * rank + 4] = scale[:, None].contiguous().view(torch.uint8)
+    return table
+
+
+def unpack_latents(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Undo `pack_latents`: uint8 [n, 2 r + 32] to hi and lo int8 [n, r], scale fp32 [n]."""
+    rows, size = table.shape
+    rank = (size - 32) // 2
+    words = table[:, : 2 * rank].contiguous().view(torch.int8)
+    planes = words.view(rows, rank // SLAB, 2, 4, 2, 4).permute(0, 2, 1, 4, 3, 5)
+    planes = planes.reshape(rows, 2, rank)
+    scale = table[:, 2 * rank : 2 * rank + 4].contiguous().view(torch.float32)[:, 0]
+    return planes[:, 0], planes[:, 1], scale
+
+
+# ---- a whole head ------------------------------------------------------------------------------
+
+
+def pack_head(
+    head: MarkovHead,
+    plan: ResidencyPlan,
+    device: torch.device,
+    into: PackedHead | None = None,
+) -> PackedHead:
+    """Pack a head for a plan, some rows at a time so that little extra memory is needed.
+
+    Args:
+        head: the head; its weights may lie on any device.
+        plan: a plan for its shape.
+        device: where the packed bytes go.
+        into: an earlier result of the same shape, overwritten in place (its addresses stay valid
+            for captured graphs); a new one by default.
+
+    Returns:
+        The packed head.
+    """
+    packed = into or PackedHead(
+        tiles=torch.zeros(
+            plan.padded_vocab // TILE_ROWS, plan.tile_bytes, dtype=torch.uint8, device=device
+        ),
+        row_scale=torch.zeros(plan.padded_vocab, dtype=torch.float32, device=device),
+        table=torch.empty(
+            plan.table_rows, plan.table_row_bytes, dtype=torch.uint8, device=device
+        ),
+        draft_to_target=None
+        if head.draft_to_target is None
+        else torch.empty(plan.vocab, dtype=torch.int32, device=device),
+    )
+    for first, rows in _chunks(head.projection[: plan.vocab], device):
+        levels, scale = quantise_rows(rows)
+        padding = -len(rows) % PAIR_ROWS
+        if padding:
+            levels = torch.cat([levels, levels.new_zeros(padding, plan.rank)])
+        tile = first // TILE_ROWS
+        packed.tiles[tile : tile + len(levels) // TILE_ROWS] = pack_rows(levels)
+        packed.row_scale[first : first + len(rows)] = scale
+    for first, rows in _chunks(head.table, device):
+        packed.table[first : first + len(rows)] = pack_latents(*quantise_latents(rows))
+    if head.draft_to_target is not None and packed.draft_to_target is not None:
+        packed.draft_to_target.copy_(head.draft_to_target[: plan.vocab])
+    return packed
+
+
+def _chunks(matrix: torch.Tensor, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
+    for first in range(0, len(matrix), _CHUNK_ROWS):
+        yield first, matrix[first : first + _CHUNK_ROWS].to(device)

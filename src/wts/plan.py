@@ -1,0 +1,475 @@
+"""Which rows of the vocabulary projection live where on the chip, and every size that follows.
+
+The plan is the only author of sizes: it renders the constants that the kernel is compiled with
+(`ResidencyPlan.render_header`), tells packing how rows become tiles, and tells the emulator which
+rows a block owns. Pure integers; no torch.
+
+Rows come in tiles of 16, tiles in pairs of 32 consecutive tokens. A block owns a shard: a run of
+`rows` consecutive tokens; each of its sweeping warps owns `warp_tiles` tiles of it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Literal
+
+from wts.device import GpuSpec, gpu_spec
+from wts.errors import PlanError
+
+if TYPE_CHECKING:
+    from wts.heads import Head
+
+__all__ = ["ResidencyPlan", "Shape", "plan_residency", "shared_layout"]
+
+NumberType = Literal["bf16", "fp16", "fp32"]
+NUMBER_TYPES: tuple[NumberType, ...] = ("bf16", "fp16", "fp32")
+NUMBER_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+TILE_ROWS = 16
+PAIR_ROWS = 32
+SLAB = 32  # latent elements of one matrix instruction
+FRAGMENT_BYTES = 512  # one slab of one tile
+MAX_BATCH = 64
+MAX_STEPS = 32
+MAX_VOCAB = 1 << 20
+SWEEP_WARPS = 8
+SERVICE_WARPS = 4
+# Measured on an H200 (docs/measured.md): fewer leave room to load ahead, more spill.
+REGISTER_FRAGMENTS = {1: 46, 2: 44, 4: 42}
+QUEUE_DEPTH = 4
+FIRST_POLL_CYCLES = 200
+SWEEP_REGISTERS, SERVICE_REGISTERS = 232, 40  # 232 * 256 + 40 * 128 = 168 * 384
+COMPACT_ROWS = 4096  # rows a one-word candidate can name
+MAX_LIVE_ACCUMULATORS = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a plan needs to know of a head.
+
+    Args:
+        vocab: rows of the projection that can win.
+        rank: latent elements.
+        table_rows: rows of the previous-token table; vocab by default.
+        table_type: number type of the table.
+        mapped: whether draft ids are mapped to target ids.
+    """
+
+    vocab: int
+    rank: int
+    table_rows: int | None = None
+    table_type: NumberType = "bf16"
+    mapped: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResidencyPlan:
+    """Where each row of one head lives on one GPU, for one largest batch.
+
+    Made by `plan_residency`; `print(plan)` shows the ledger. Equal plans have equal `hash`.
+    """
+
+    gpu: str
+    arch: str
+    vocab: int
+    rank: int
+    table_rows: int
+    mapped: bool
+    batch: int
+    steps: int
+    sampled: bool
+    base_type: NumberType
+    step_type: NumberType
+    num_blocks: int
+    warp_tiles: int
+    register_fragments: int
+    shared_fragments: int
+    streamed_fragments: int
+    columns: int
+    groups: int
+    tiles_per_accumulator: int
+    phases: int
+    queue_depth: int
+    base_slots: int
+    exchange_lag: int
+    shared_limit: int
+    max_blocks: int
+
+    # ---- derived sizes ---------------------------------------------------------------------
+
+    @property
+    def tile_bytes(self) -> int:
+        """Bytes of one packed tile: 16 rows of int8."""
+        return TILE_ROWS * self.rank
+
+    @property
+    def rows(self) -> int:
+        """Tokens of one shard."""
+        return SWEEP_WARPS * self.warp_tiles * TILE_ROWS
+
+    @property
+    def padded_vocab(self) -> int:
+        """Rows of the packed projection."""
+        return self.num_blocks * self.rows
+
+    @property
+    def slabs(self) -> int:
+        """Matrix instructions per tile and sweep."""
+        return self.rank // SLAB
+
+    @property
+    def threads(self) -> int:
+        """Threads of a block."""
+        return 32 * (SWEEP_WARPS + SERVICE_WARPS)
+
+    @property
+    def wide(self) -> bool:
+        """Whether a candidate needs a 64-bit word: fp32 scores, or more rows than 12 bits name."""
+        return self.sampled or self.step_type != "bf16" or self.rows > COMPACT_ROWS
+
+    @property
+    def word_bytes(self) -> int:
+        """Bytes of one exchanged word."""
+        return 8 if self.wide else 4
+
+    @property
+    def table_row_bytes(self) -> int:
+        """Bytes of one packed latent: two int8 planes, the scale, padding to a sector."""
+        return 2 * self.rank + 32
+
+    @property
+    def latent_line_bytes(self) -> int:
+        """Bytes between the latents of two requests in shared memory: half of the banks apart."""
+        return 2 * self.rank + 64
+
+    @property
+    def base_line_bytes(self) -> int:
+        """Bytes of a shard's staged base logits, wherever they start inside 16 bytes."""
+        return self.rows * NUMBER_BYTES[self.base_type] + 32
+
+    @property
+    def slot_line_words(self) -> int:
+        """Words between the exchange slots of two requests: whole 128-byte lines."""
+        words = 128 // self.word_bytes
+        return -(-self.num_blocks // words) * words
+
+    @property
+    def workspace_words(self) -> int:
+        """Exchange words of a workspace: two parities, every request, every block."""
+        return 2 * self.groups * self.columns * self.slot_line_words
+
+    @property
+    def resident_share(self) -> float:
+        """Share of the projection that stay on chip for the whole walk."""
+        resident = self.register_fragments + self.shared_fragments
+        return resident / (self.warp_tiles * self.slabs)
+
+    @property
+    def shared_bytes(self) -> int:
+        """Shared memory of one block."""
+        return shared_layout(self)[-1][1]
+
+    @property
+    def hash(self) -> str:
+        """Twelve hexadecimal digits that name this plan in records and in the cubin cache."""
+        return hashlib.sha256(self.render_header().encode()).hexdigest()[:12]
+
+    @property
+    def accumulators(self) -> int:
+        """Accumulators of a warp's sweep."""
+        return -(-self.warp_tiles // self.tiles_per_accumulator)
+
+    def sweep_order(self) -> list[tuple[int, int]]:
+        """(tile, slab) in the order in which a warp multiplies them."""
+        live = -(-self.accumulators // self.phases)
+        order = []
+        for phase in range(self.phases):
+            for slab in range(self.slabs):
+                for variant in range(self.tiles_per_accumulator):
+                    for i in range(live):
+                        tile = (phase * live + i) * self.tiles_per_accumulator + variant
+                        if tile < self.warp_tiles:
+                            order.append((tile, slab))
+        return order
+
+    def places(self) -> list[tuple[Literal["register", "shared", "streamed"], int]]:
+        """Place of each fragment in the order of `sweep_order`, and its index in that place.
+
+        Every slab has its share of fragments from shared memory, at its end: their loads are spread
+        over the sweep, and each has the slab's register fragments in front of it to hide behind.
+        """
+        order = self.sweep_order()
+        total, shared = len(order), self.shared_fragments + self.streamed_fragments
+        starts = [i for i in range(total) if i == 0 or order[i][1] != order[i - 1][1]]
+        kinds: list[bool] = []
+        for start, end in zip(starts, [*starts[1:], total], strict=True):
+            count = end * shared // total - start * shared // total
+            kinds += [False] * (end - start - count) + [True] * count
+        result: list[tuple[Literal["register", "shared", "streamed"], int]] = []
+        counts = [0, 0]
+        for away in kinds:
+            result.append(("shared" if away else "register", counts[away]))
+            counts[away] += 1
+        return result
+
+    @property
+    def matrix_instructions(self) -> int:
+        """Matrix instructions in the kernel's code: each (tile, slab) of a warp once."""
+        return self.warp_tiles * self.slabs
+
+    def render_header(self) -> str:
+        """The constants the kernel is compiled with; plain C++, no CUDA."""
+        # Registers count from 0 up, shared fragments from -1 down.
+        places = [
+            index if place == "register" else -1 - index for place, index in self.places()
+        ]
+        sources = [
+            tile * self.tile_bytes + slab * FRAGMENT_BYTES for tile, slab in self.sweep_order()
+        ]
+        constants = {
+            "VOCAB": self.vocab,
+            "RANK": self.rank,
+            "TABLE_ROWS": self.table_rows,
+            "TABLE_ROW_BYTES": self.table_row_bytes,
+            "NUM_BLOCKS": self.num_blocks,
+            "SWEEP_WARPS": SWEEP_WARPS,
+            "SERVICE_WARPS": SERVICE_WARPS,
+            "THREADS": self.threads,
+            "SWEEP_REGISTERS": SWEEP_REGISTERS,
+            "SERVICE_REGISTERS": SERVICE_REGISTERS,
+            "ROWS": self.rows,
+            "TILE_BYTES": self.tile_bytes,
+            "WARP_TILES": self.warp_tiles,
+            "FRAGMENT_BYTES": FRAGMENT_BYTES,
+            "REGISTER_FRAGMENTS": self.register_fragments,
+            "SHARED_FRAGMENTS": self.shared_fragments,
+            "FRAGMENT_STORAGE": max(1, SWEEP_WARPS * self.shared_fragments),
+            "LATENT_LINE_BYTES": self.latent_line_bytes,
+            "COLUMNS": self.columns,
+            "GROUPS": self.groups,
+            "TILES_PER_ACCUMULATOR": self.tiles_per_accumulator,
+            "PHASES": self.phases,
+            "QUEUE_DEPTH": self.queue_depth,
+            "BASE_SLOTS": self.base_slots,
+            "BASE_LINE_BYTES": self.base_line_bytes,
+            "BASE_TYPE": NUMBER_TYPES.index(self.base_type),
+            "STEP_TYPE": NUMBER_TYPES.index(self.step_type),
+            "NOISE_SLOTS": 1,
+            "NOISE_ROWS": 4,
+            "EXCHANGE_LAG": self.exchange_lag,
+            "FIRST_POLL_CYCLES": FIRST_POLL_CYCLES,
+            "SLOT_LINE_WORDS": self.slot_line_words,
+            "SHARED_BYTES": self.shared_bytes,
+            "SHARED_BYTES_LIMIT": self.shared_limit,
+        }
+        flags = {"WIDE": self.wide, "SAMPLED": self.sampled, "MAPPED": self.mapped}
+        lines = ["// Rendered by the planner; every size of the kernel comes from here.", "#pragma once"]
+        lines.append(f"#define WTS_WIDE {int(self.wide)}")
+        lines.append("#define WTS_FRAGMENT_PLACE " + ", ".join(map(str, places)))
+        lines.append("#define WTS_FRAGMENT_SOURCE " + ", ".join(map(str, sources)))
+        shared = [source for source, place in zip(sources, places, strict=True) if place < 0]
+        lines.append("#define WTS_SHARED_SOURCE " + ", ".join(map(str, shared or [0])))
+        lines.append("#ifndef WTS_TRACE\n#define WTS_TRACE 0\n#endif")
+        lines.append("namespace wts {\nnamespace plan {")
+        lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
+        lines += [f"constexpr bool {n} = {'true' if v else 'false'};" for n, v in flags.items()]
+        lines.append("constexpr bool TRACE = WTS_TRACE;")
+        lines.append("}  // namespace plan\n}  // namespace wts\n")
+        return "\n".join(lines)
+
+    def __str__(self) -> str:
+        return _ledger(self)
+
+
+# ---- shared memory -----------------------------------------------------------------------------
+
+
+def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
+    """Offset of each member of the kernel's shared-memory struct, in bytes; the last is its size.
+
+    Mirrors `struct Shared` of csrc/layout.cuh, which asserts the same total.
+    """
+    groups, columns, slots = plan.groups, plan.columns, plan.base_slots
+    members = [
+        ("fragments", max(1, SWEEP_WARPS * plan.shared_fragments) * FRAGMENT_BYTES, 128),
+        ("row_scale", 4 * plan.rows, 16),
+        ("base", slots * columns * plan.base_line_bytes, 16),
+        ("noise", columns * 4 * 4, 16),
+        ("latent", groups * columns * plan.latent_line_bytes, 16),
+        ("latent_scale", groups * columns * 4, 16),
+        ("candidate_key", groups * columns * SWEEP_WARPS * 4, 16),
+        ("candidate_row", groups * columns * SWEEP_WARPS * 4, 16),
+        ("weights_landed", 8, 8),
+        ("latents_ready", 8 * groups, 8),
+        ("candidates_ready", 8 * groups, 8),
+        ("base_landed", 8 * slots, 8),
+        ("deadline", 8 * columns, 8),
+        ("sequence", 4, 16),
+        ("abandoned", 4, 4),
+    ]
+    layout, offset = [], 0
+    for name, size, alignment in members:
+        offset = -(-offset // alignment) * alignment
+        layout.append((name, offset))
+        offset += size
+    layout.append(("end", -(-offset // 128) * 128))
+    return layout
+
+
+# ---- the planner -------------------------------------------------------------------------------
+
+
+def plan_residency(
+    head: Head | Shape,
+    device: GpuSpec | str,
+    *,
+    batch: int = 1,
+    steps: int = 16,
+    sampled: bool = False,
+    base_type: NumberType = "bf16",
+) -> ResidencyPlan:
+    """Decide where each tile of a head lives for the whole walk.
+
+    Args:
+        head: the head, or only its Shape.
+        device: a GpuSpec, or a name that `wts.device.gpu_spec` knows ("h200", "LOCAL", ...).
+        batch: most requests walked together, 1 to 64.
+        steps: most steps of a walk, 1 to 32.
+        sampled: whether rows may have a temperature above 0; greedy plans exchange smaller words.
+        base_type: number type of the base logits: "bf16", "fp16" or "fp32".
+
+    Returns:
+        The plan; `print(plan)` shows its byte ledger.
+
+    Raises:
+        PlanError: an argument out of range, or a head that cannot be planned on this GPU.
+        DeviceError: an unknown device name.
+    """
+    shape = head if isinstance(head, Shape) else _shape_of(head)
+    spec = device if isinstance(device, GpuSpec) else gpu_spec(device)
+    _check_range("vocab", shape.vocab, 1, MAX_VOCAB)
+    _check_range("batch", batch, 1, MAX_BATCH)
+    _check_range("steps", steps, 1, MAX_STEPS)
+    if shape.rank not in (64, 128, 256, 512):
+        raise PlanError(f"rank: wanted 64, 128, 256 or 512, found {shape.rank}; pad the head's rank")
+    for name, value in (("base_type", base_type), ("table_type", shape.table_type)):
+        if value not in NUMBER_TYPES:
+            raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
+
+    tiles = 2 * -(-shape.vocab // PAIR_ROWS)
+    warp_tiles = -(-tiles // (spec.max_blocks * SWEEP_WARPS))
+    num_blocks = -(-tiles // (warp_tiles * SWEEP_WARPS))
+    columns = 1 if batch == 1 else 2 if batch == 2 else 4
+    fragments = warp_tiles * (shape.rank // SLAB)
+    register_fragments = min(fragments, REGISTER_FRAGMENTS[columns])
+    groups = -(-batch // columns)
+    widest = 4 // columns
+    accumulators = -(-warp_tiles // widest)
+    plan = ResidencyPlan(
+        gpu=spec.name,
+        arch=spec.arch,
+        vocab=shape.vocab,
+        rank=shape.rank,
+        table_rows=shape.table_rows if shape.table_rows is not None else shape.vocab,
+        mapped=shape.mapped,
+        batch=batch,
+        steps=steps,
+        sampled=sampled,
+        base_type=base_type,
+        step_type=_promote(base_type, shape.table_type),
+        num_blocks=num_blocks,
+        warp_tiles=warp_tiles,
+        register_fragments=register_fragments,
+        shared_fragments=fragments - register_fragments,
+        streamed_fragments=0,
+        columns=columns,
+        groups=groups,
+        tiles_per_accumulator=-(-warp_tiles // accumulators),
+        phases=-(-accumulators // MAX_LIVE_ACCUMULATORS),
+        queue_depth=QUEUE_DEPTH,
+        base_slots=2,
+        exchange_lag=1 if groups > 2 else 0,
+        shared_limit=spec.shared_bytes_per_block,
+        max_blocks=spec.max_blocks,
+    )
+    while plan.shared_fragments > 0 and plan.shared_bytes > spec.shared_bytes_per_block:
+        plan = replace(
+            plan,
+            shared_fragments=plan.shared_fragments - 1,
+            streamed_fragments=plan.streamed_fragments + 1,
+        )
+    if plan.shared_bytes > spec.shared_bytes_per_block:
+        raise PlanError(
+            f"batch {batch} with base logits in {base_type}: wanted at most "
+            f"{spec.shared_bytes_per_block} bytes of shared memory, found {plan.shared_bytes}; "
+            "plan a smaller batch, or a GPU with more co-resident blocks"
+        )
+    while plan.base_slots < 4:  # stage further ahead where it costs no residency
+        deeper = replace(plan, base_slots=plan.base_slots + 1)
+        if deeper.shared_bytes > spec.shared_bytes_per_block:
+            break
+        plan = deeper
+    return plan
+
+
+def _promote(first: NumberType, second: NumberType) -> NumberType:
+    """torch's promotion of two number types: equal ones stay, different ones meet in fp32."""
+    return first if first == second else "fp32"
+
+
+def _shape_of(head: Head) -> Shape:
+    return Shape(
+        vocab=head.vocab,
+        rank=head.rank,
+        table_rows=head.table_rows,
+        table_type=head.table_type,
+        mapped=head.draft_to_target is not None,
+    )
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise PlanError(f"{name}: wanted an integer from {low} to {high}, found {value!r}")
+
+
+# ---- the ledger --------------------------------------------------------------------------------
+
+
+def _ledger(plan: ResidencyPlan) -> str:
+    """The byte ledger as a table."""
+    warps = plan.num_blocks * SWEEP_WARPS
+    total = plan.padded_vocab * plan.rank
+    rows = [
+        ("registers", plan.register_fragments),
+        ("shared memory", plan.shared_fragments),
+        ("streamed from L2", plan.streamed_fragments),
+    ]
+    lines = [
+        f"plan {plan.hash}: V = {plan.vocab}, r = {plan.rank}, int8, batch {plan.batch}, "
+        f"{plan.steps} steps, {'sampled' if plan.sampled else 'greedy'}, on {plan.gpu} ({plan.arch})",
+        f"  {plan.num_blocks} blocks of {plan.threads} threads, {plan.rows} rows each "
+        f"({plan.max_blocks} can be co-resident)",
+        f"  {'where':<18}{'tiles/warp':>11}{'tiles':>8}{'MiB':>8}{'share':>8}",
+    ]
+    for name, count in rows:
+        lines.append(
+            f"  {name:<18}{count / plan.slabs:>11.2f}{count * warps / plan.slabs:>8.0f}"
+            f"{count * warps * FRAGMENT_BYTES / 2**20:>8.1f}"
+            f"{count / (plan.warp_tiles * plan.slabs):>8.1%}"
+        )
+    table = plan.table_rows * plan.table_row_bytes
+    workspace = plan.workspace_words * plan.word_bytes
+    lines += [
+        f"  resident {plan.resident_share:.1%} of {total / 2**20:.1f} MiB",
+        f"  shared memory {plan.shared_bytes} of {plan.shared_limit} bytes per block; base logits "
+        f"staged {plan.base_slots - 1} rounds ahead",
+        f"  in memory: projection {total / 2**20:.1f} MiB, latent table {table / 2**20:.1f} MiB, "
+        f"workspace {workspace} bytes",
+        f"  sweep: {plan.groups} group(s) of {plan.columns} request(s), "
+        f"{plan.tiles_per_accumulator} tile(s) share an accumulator, {plan.phases} phase(s), "
+        f"{plan.word_bytes}-byte words",
+    ]
+    return "\n".join(lines)
+
+

@@ -1,0 +1,80 @@
+"""The walk as numerics.md writes it: the formula, no plan, no quantisation.
+
+This is the bf16 head that SGLang computes: the bias is rounded to the step's dtype, added to the
+base logit and rounded again. Works on any device, one step after the other.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from wts.heads import Head
+
+__all__ = ["reference_walk", "select_greedy", "step_logits"]
+
+
+def step_logits(head: Head, base: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+    """Logits of one step.
+
+    Args:
+        head: the head.
+        base: bf16 | fp16 | fp32 [B, V], base logits of the step.
+        latent: [B, r].
+
+    Returns:
+        [B, V] in the promoted dtype of base and latent: R(base + R(W . latent)), sums in fp32.
+    """
+    dtype = torch.promote_types(base.dtype, latent.dtype)
+    bias = latent.float() @ head.projection[: head.vocab].float().T
+    return (base.float() + bias.to(dtype).float()).to(dtype)
+
+
+def select_greedy(logits: torch.Tensor) -> torch.Tensor:
+    """The largest logit of each row; the lowest id among equals; the lowest NaN id if any is NaN.
+
+    Args:
+        logits: [B, V].
+
+    Returns:
+        int64 [B].
+    """
+    values = logits.float()
+    values = torch.where(values.isnan(), torch.full_like(values, float("inf")), values)
+    nan = logits.isnan()
+    any_nan = nan.any(1, keepdim=True)
+    winners = torch.where(any_nan, nan, values == values.amax(1, keepdim=True))
+    return winners.to(torch.uint8).argmax(1)  # the first of equals
+
+
+def reference_walk(
+    head: Head,
+    base_logits: torch.Tensor,
+    anchor: torch.Tensor,
+    *,
+    hidden: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """Draft a block.
+
+    Args:
+        head: the head.
+        base_logits: bf16 | fp16 | fp32 [B, K, V].
+        anchor: int64 [B], the token before the first step.
+        hidden: bf16 [B, K, H] for heads that read it.
+
+    Returns:
+        int64 [B, K], target ids.
+    """
+    batch, steps, _ = base_logits.shape
+    state = head.initial_state(batch)
+    prev = anchor
+    tokens = []
+    for step in range(steps):
+        hidden_step = None if hidden is None else hidden[:, step]
+        state, latent = head.latent(state, prev, hidden_step)
+        chosen = select_greedy(step_logits(head, base_logits[:, step, : head.vocab], latent))
+        prev = chosen if head.draft_to_target is None else head.draft_to_target[chosen]
+        tokens.append(prev)
+    return torch.stack(tokens, 1)

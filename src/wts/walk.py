@@ -1,0 +1,431 @@
+"""Walker, the public entry: packs a head, owns the workspace, launches walks, checks on them."""
+
+from __future__ import annotations
+
+import ctypes
+import logging
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal, cast
+
+import torch
+
+from wts.compile import KERNEL_NAME, WalkArgs, compile_walk
+from wts.emulator import Emulator
+from wts.errors import DeviceError, InputError, PlanError, WalkTimeout, describe
+from wts.pack import PackedHead, pack_head
+from wts.plan import ResidencyPlan
+from wts.reference import reference_walk
+
+if TYPE_CHECKING:
+    from wts.heads import MarkovHead
+
+__all__ = ["Backend", "WalkReport", "Walker"]
+
+logger = logging.getLogger("wts")
+
+Backend = Literal["device", "emulator", "reference"]
+_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+_STATUS_WORDS = 8
+_FIRST_SEQUENCE = 2  # so that a cleared slot, whose tag is 0, is nobody's word
+_CLEARED = (_FIRST_SEQUENCE, 0, 0, 0, 0, 0, 0, 0)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WalkReport:
+    """What walks left behind since the Walker was made.
+
+    Args:
+        clamped_anchors: anchors outside the table, clamped for the look-up.
+    """
+
+    clamped_anchors: int
+
+
+class Walker:
+    """Runs walks of one head under one plan.
+
+    Everything slow happens here: packing, compiling, allocating. A call of a device Walker
+    launches one kernel on the caller's current stream; it allocates only the token tensor (or
+    nothing, with `out`), never synchronises, and can be captured in a CUDA graph.
+
+    The Walker serves the weights as they were packed: after changing them in place call
+    `refresh`. One Walker is for one stream at a time; two streams need two Walkers.
+
+    Args:
+        head: the head.
+        plan: a plan made for its shape (and, on the device, for this GPU).
+        backend: "device"; "emulator" (CPU, the device's numbers bit for bit); "reference" (the
+            formula of the unquantised head); "auto": the device, or an error that says why not.
+        device: where a device Walker lives; the current CUDA device by default.
+        fallback: lets "auto" fall back to the emulator, with a warning in the log.
+        timeout_ms: how long a block waits for the others before the walk is given up.
+
+    Raises:
+        PlanError: a plan for another head.
+        DeviceError: no Hopper GPU, or fewer co-resident blocks than planned.
+        CompileError: no compiler, or a kernel that does not come out as planned.
+    """
+
+    def __init__(
+        self,
+        head: MarkovHead,
+        plan: ResidencyPlan,
+        *,
+        backend: Backend | Literal["auto"] = "auto",
+        device: str | torch.device | None = None,
+        fallback: bool = False,
+        timeout_ms: int = 2000,
+    ) -> None:
+        if backend not in ("auto", "device", "emulator", "reference"):
+            raise InputError(
+                "backend: wanted 'auto', 'device', 'emulator' or 'reference', "
+                f"found {backend!r}; name one of them"
+            )
+        if not 1 <= timeout_ms <= 4_000_000:
+            raise InputError(
+                f"timeout_ms: wanted 1 to 4000000, found {timeout_ms}; give a limit in milliseconds"
+            )
+        _check_plan(head, plan)
+        self.head = head
+        self.plan = plan
+        self.backend: Backend
+        self._device_walk: _DeviceWalk | None = None
+        self._emulator: Emulator | None = None
+        self._clamped = 0
+        if backend in ("auto", "device"):
+            try:
+                self._device_walk = _DeviceWalk(head, plan, _cuda_device(device), timeout_ms)
+                self.backend = "device"
+                return
+            except DeviceError as error:
+                if backend == "device" or not fallback:
+                    raise
+                logger.warning("wts: walking on the emulator, not on a GPU: %s", error)
+            backend = "emulator"
+        if backend == "emulator":
+            self._emulator = Emulator(plan=plan, packed=pack_head(head, plan, torch.device("cpu")))
+        self.backend = cast(Backend, backend)
+
+    def __call__(
+        self,
+        base_logits: torch.Tensor,
+        anchor: torch.Tensor,
+        *,
+        hidden: torch.Tensor | None = None,
+        temperatures: torch.Tensor | None = None,
+        out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Draft a block.
+
+        Args:
+            base_logits: [B, K, V'] in the plan's base type, B up to the plan's batch, K up to its
+                steps, V' at least the head's vocabulary; unit stride in the last dimension, any
+                others. On the device: on its GPU.
+            anchor: int64 [B], the token before the first step; any stride. An anchor outside the
+                table is clamped for the look-up and counted in `report()`.
+            hidden: [B, K, H], for heads that read it; None for a Markov head.
+            temperatures: fp32 [B], 0 for greedy rows; None for all greedy.
+            out: int64 [B, K], contiguous: where the tokens go; a new tensor by default.
+
+        Returns:
+            int64 [B, K], target ids. On the device they are ready when the stream is.
+
+        Raises:
+            InputError: an argument that does not fit the head or the plan.
+        """
+        self._check_inputs(base_logits, anchor, hidden, temperatures, out)
+        if self._device_walk is not None:
+            batch, steps, _ = base_logits.shape
+            if out is None:
+                out = torch.empty(batch, steps, dtype=torch.int64, device=base_logits.device)
+            self._device_walk.launch(base_logits, anchor, out)
+            return out
+        if self._emulator is not None:
+            tokens, clamped = self._emulator.walk(base_logits.cpu(), anchor.cpu())
+        else:
+            device = self.head.projection.device
+            clamped = int(((anchor < 0) | (anchor >= self.head.table_rows)).sum())
+            tokens = reference_walk(self.head, base_logits.to(device), anchor.to(device))
+        self._clamped += clamped
+        tokens = tokens.to(base_logits.device)
+        return tokens if out is None else out.copy_(tokens)
+
+    def refresh(self, head: MarkovHead) -> None:
+        """Pack changed weights in place; captured graphs serve them from their next replay on.
+
+        Args:
+            head: same shapes and dtypes as the first one.
+
+        Raises:
+            PlanError: another shape.
+        """
+        _check_plan(head, self.plan)
+        if self._device_walk is not None:
+            pack_head(head, self.plan, self._device_walk.device, into=self._device_walk.packed)
+        elif self._emulator is not None:
+            pack_head(head, self.plan, torch.device("cpu"), into=self._emulator.packed)
+        self.head = head
+
+    def check(self) -> None:
+        """Wait for the walks so far and raise if one was given up.
+
+        Raises:
+            WalkTimeout: says which block waited for which, and at which step. The workspace is
+                cleared, so the next walk starts afresh.
+        """
+        if self._device_walk is not None:
+            self._device_walk.check()
+
+    def report(self) -> WalkReport:
+        """Wait for the walks so far and say what they noticed."""
+        if self._device_walk is not None:
+            return WalkReport(clamped_anchors=self._device_walk.read_status()[4])
+        return WalkReport(clamped_anchors=self._clamped)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this Walker holds beyond the head it was given."""
+        if self._device_walk is not None:
+            return self._device_walk.memory_bytes
+        return 0 if self._emulator is None else self._emulator.packed.memory_bytes
+
+    def _check_inputs(
+        self,
+        base_logits: torch.Tensor,
+        anchor: torch.Tensor,
+        hidden: torch.Tensor | None,
+        temperatures: torch.Tensor | None,
+        out: torch.Tensor | None,
+    ) -> None:
+        plan = self.plan
+        dtype = _DTYPES[plan.base_type]
+        device = None if self._device_walk is None else self._device_walk.device
+        for name, value in (("base_logits", base_logits), ("anchor", anchor)):
+            if not isinstance(value, torch.Tensor):
+                raise InputError(f"{name}: wanted a torch tensor, found {type(value).__name__}")
+            if device is not None and value.device != device:
+                raise InputError(
+                    f"{name}: wanted a tensor on {device}, found one on {value.device}; move it"
+                )
+        if base_logits.dtype != dtype:
+            raise InputError(
+                f"base_logits: wanted {dtype}, as planned, found {describe(base_logits)}; "
+                "convert it, or plan with another base_type"
+            )
+        fits = (
+            base_logits.ndim == 3
+            and 1 <= base_logits.shape[0] <= plan.batch
+            and 1 <= base_logits.shape[1] <= plan.steps
+            and base_logits.shape[2] >= plan.vocab
+        )
+        if not fits:
+            raise InputError(
+                f"base_logits: wanted [1..{plan.batch}, 1..{plan.steps}, at least {plan.vocab}], "
+                f"found {describe(base_logits)}; pass fewer rows, or plan for more"
+            )
+        if base_logits.stride(2) != 1:
+            raise InputError(
+                f"base_logits: wanted stride 1 in the last dimension, found "
+                f"{base_logits.stride(2)}; call .contiguous()"
+            )
+        batch, steps = base_logits.shape[:2]
+        if anchor.dtype != torch.int64 or tuple(anchor.shape) != (batch,):
+            raise InputError(
+                f"anchor: wanted int64[{batch}], one token per row of base_logits, "
+                f"found {describe(anchor)}; convert it"
+            )
+        if hidden is not None:
+            raise InputError(
+                "hidden: wanted None, since a Markov head reads no hidden states, "
+                f"found {type(hidden).__name__}; leave it out"
+            )
+        if temperatures is not None:
+            raise InputError(
+                "temperatures: wanted None under a greedy plan, "
+                f"found {type(temperatures).__name__}; leave it out"
+            )
+        if out is not None and (
+            out.dtype != torch.int64
+            or tuple(out.shape) != (batch, steps)
+            or not out.is_contiguous()
+            or out.device != base_logits.device
+        ):
+            raise InputError(
+                f"out: wanted contiguous int64[{batch}, {steps}] on {base_logits.device}, "
+                f"found {describe(out)} on {out.device}; allocate it so"
+            )
+
+
+def _check_plan(head: MarkovHead, plan: ResidencyPlan) -> None:
+    wanted = (plan.vocab, plan.rank, plan.table_rows, plan.mapped)
+    found = (head.vocab, head.rank, head.table_rows, head.draft_to_target is not None)
+    if wanted != found:
+        raise PlanError(
+            f"plan: wanted one for (vocab, rank, table rows, mapped) = {found}, found {wanted}; "
+            "make it with plan_residency(head, ...)"
+        )
+
+
+# ---- the device --------------------------------------------------------------------------------
+
+
+def _cuda_device(device: str | torch.device | None) -> torch.device:
+    if not torch.cuda.is_available():
+        raise DeviceError(
+            "device: wanted a CUDA device, found none that torch can use; "
+            "pass backend='emulator', or run on a machine with a Hopper GPU"
+        )
+    chosen = torch.device("cuda" if device is None else device)
+    if chosen.type != "cuda":
+        raise DeviceError(f"device: wanted a CUDA device, found {chosen}; pass 'cuda' or 'cuda:0'")
+    index = torch.cuda.current_device() if chosen.index is None else chosen.index
+    return torch.device("cuda", index)
+
+
+def _driver_call(result: tuple[Any, ...], doing: str) -> Any:
+    """Unpack what cuda.bindings returns; raise where the driver refused."""
+    from cuda.bindings import driver
+
+    error, *values = result
+    if error != driver.CUresult.CUDA_SUCCESS:
+        raise DeviceError(f"{doing}: the driver says {error.name}")
+    return values[0] if values else None
+
+
+class _DeviceWalk:
+    """The kernel of one plan, loaded on one GPU, with its packed head and its workspace."""
+
+    def __init__(
+        self,
+        head: MarkovHead,
+        plan: ResidencyPlan,
+        device: torch.device,
+        timeout_ms: int,
+        *,
+        trace: bool = False,
+    ) -> None:
+        capability = torch.cuda.get_device_capability(device)
+        if capability != (9, 0) or plan.arch != "sm_90a":
+            raise DeviceError(
+                f"device: wanted a Hopper GPU (9.0) and a plan for one, found {capability[0]}."
+                f"{capability[1]} and a plan for {plan.arch}; use backend='emulator' here"
+            )
+        if plan.streamed_fragments:
+            raise PlanError(
+                f"plan: wanted every tile resident, found {plan.streamed_fragments} streamed fragments a "
+                "warp; use a GPU with more co-resident blocks or a smaller vocabulary"
+            )
+        self.plan = plan
+        self.device = device
+        self.timeout_us = timeout_ms * 1000
+        compiled = compile_walk(plan, trace=trace)
+        with torch.cuda.device(device):
+            torch.zeros(1, device=device)  # makes torch's context current
+            self._load(compiled.cubin)
+            self.packed: PackedHead = pack_head(head, plan, device)
+            self.slots = torch.zeros(
+                plan.workspace_words * plan.word_bytes, dtype=torch.uint8, device=device
+            )
+            self.status = torch.tensor(_CLEARED, dtype=torch.int32, device=device)
+            self._cleared = self.status.clone()
+            torch.cuda.synchronize(device)
+
+    def _load(self, cubin: bytes) -> None:
+        from cuda.bindings import driver
+        from cuda.core import Device, ObjectCode
+
+        Device(self.device.index).set_current()
+        self._code = ObjectCode.from_cubin(cubin)
+        self._kernel = self._code.get_kernel(KERNEL_NAME)
+        self._function = driver.CUfunction(int(self._kernel.handle))
+        attribute = driver.CUfunction_attribute
+        _driver_call(
+            driver.cuKernelSetAttribute(
+                attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES,
+                self.plan.shared_bytes,
+                driver.CUkernel(int(self._kernel.handle)),
+                driver.CUdevice(self.device.index),
+            ),
+            "setting the kernel's shared memory",
+        )
+        per_sm = _driver_call(
+            driver.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+                self._function, self.plan.threads, self.plan.shared_bytes
+            ),
+            "asking for the kernel's occupancy",
+        )
+        sms = torch.cuda.get_device_properties(self.device).multi_processor_count
+        if per_sm * sms < self.plan.num_blocks:
+            raise DeviceError(
+                f"plan: wanted at most {per_sm * sms} co-resident blocks on this GPU, found a "
+                f"plan of {self.plan.num_blocks}; plan for it with plan_residency(head, 'LOCAL')"
+            )
+
+    @property
+    def memory_bytes(self) -> int:
+        workspace = self.slots.numel() + 8 * self.status.numel()
+        return self.packed.memory_bytes + workspace
+
+    def launch(
+        self,
+        base_logits: torch.Tensor,
+        anchor: torch.Tensor,
+        tokens: torch.Tensor,
+        trace: torch.Tensor | None = None,
+    ) -> None:
+        """Launch one walk on the current stream."""
+        from cuda.bindings import driver
+
+        packed = self.packed
+        mapping = packed.draft_to_target
+        args = WalkArgs(
+            tiles=packed.tiles.data_ptr(),
+            row_scale=packed.row_scale.data_ptr(),
+            table=packed.table.data_ptr(),
+            draft_to_target=None if mapping is None else mapping.data_ptr(),
+            base=base_logits.data_ptr(),
+            base_request_stride=base_logits.stride(0),
+            base_step_stride=base_logits.stride(1),
+            anchor=anchor.data_ptr(),
+            anchor_stride=anchor.stride(0),
+            tokens=tokens.data_ptr(),
+            slots=self.slots.data_ptr(),
+            status=self.status.data_ptr(),
+            trace=None if trace is None else trace.data_ptr(),
+            num_requests=base_logits.shape[0],
+            num_steps=base_logits.shape[1],
+            timeout_us=self.timeout_us,
+        )
+        # Every block waits for every other, so all must be resident: the driver checks that.
+        cooperative = driver.CUlaunchAttribute()
+        cooperative.id = driver.CUlaunchAttributeID.CU_LAUNCH_ATTRIBUTE_COOPERATIVE
+        cooperative.value.cooperative = 1
+        config = driver.CUlaunchConfig()
+        config.gridDimX, config.gridDimY, config.gridDimZ = self.plan.num_blocks, 1, 1
+        config.blockDimX, config.blockDimY, config.blockDimZ = self.plan.threads, 1, 1
+        config.sharedMemBytes = self.plan.shared_bytes
+        config.hStream = torch.cuda.current_stream(self.device).cuda_stream
+        config.attrs = [cooperative]
+        config.numAttrs = 1
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(args))
+        _driver_call(
+            driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(parameters), 0),
+            f"launching a walk of {self.plan.num_blocks} co-resident blocks",
+        )
+
+    def read_status(self) -> list[int]:
+        torch.cuda.synchronize(self.device)
+        return cast("list[int]", self.status.cpu().tolist())
+
+    def check(self) -> None:
+        _, error, waiter, step, *_ = self.read_status()
+        if error == 0:
+            return
+        self.slots.zero_()
+        self.status.copy_(self._cleared)
+        torch.cuda.synchronize(self.device)
+        raise WalkTimeout(
+            f"walk: wanted every block's word within {self.timeout_us / 1000:g} ms, found none of "
+            f"block {error - 1} at step {step} (block {waiter} waited); its tokens are in range but "
+            "wrong. Look for a debugger, a preempted GPU, or one Walker used on two streams"
+        )
