@@ -397,7 +397,7 @@ class TestDemo:
         draw = demo._draw
         monkeypatch.setattr(demo, "_REAL_VOCAB", 50)
         monkeypatch.setattr(demo, "_device_walker", stand)
-        monkeypatch.setattr(demo, "_draw", lambda *inputs: draw(*inputs[:3], "cpu"))
+        monkeypatch.setattr(demo, "_draw", lambda h, b, k, _: draw(h, b, k, "cpu"))
         monkeypatch.setattr(demo, "_time", lambda *_: timed.append(True))
         assert run("demo", "--batch", 2, "--steps", 3) == status
         out = capsys.readouterr().out
