@@ -165,9 +165,7 @@ def _nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
-def _compile(
-    header: str, sources: dict[str, str], arch: str, trace: bool
-) -> tuple[bytes, str]:
+def _compile(header: str, sources: dict[str, str], arch: str, trace: bool) -> tuple[bytes, str]:
     try:
         from cuda.core import Program, ProgramOptions
     except ImportError as error:

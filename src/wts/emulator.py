@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import torch
 
 from wts.pack import PackedHead, unpack_latents, unpack_rows
-from wts.plan import SWEEP_WARPS, TILE_ROWS, ResidencyPlan
+from wts.plan import TILE_ROWS, ResidencyPlan
 
 __all__ = ["Emulator"]
 
@@ -103,7 +103,7 @@ class Emulator:
         rows = torch.arange(plan.padded_vocab) % plan.rows
         # One integer in the order (key, lowest row): what the kernel's candidates compare as.
         candidates = keys * (1 << 20) + ((1 << 20) - 1 - rows)
-        by_warp = candidates.view(batch, plan.num_blocks, SWEEP_WARPS, warp_rows).amax(3)
+        by_warp = candidates.view(batch, plan.num_blocks, plan.sweep_warps, warp_rows).amax(3)
         by_block = by_warp.amax(2)
         block_keys = by_block >> 20
         block_rows = ((1 << 20) - 1) - (by_block & ((1 << 20) - 1))

@@ -19,7 +19,14 @@ from wts.plan import PAIR_ROWS, SLAB, TILE_ROWS, ResidencyPlan
 if TYPE_CHECKING:
     from wts.heads import MarkovHead
 
-__all__ = ["PackedHead", "pack_head", "quantise_latents", "quantise_rows", "unpack_latents", "unpack_rows"]
+__all__ = [
+    "PackedHead",
+    "pack_head",
+    "quantise_latents",
+    "quantise_rows",
+    "unpack_latents",
+    "unpack_rows",
+]
 
 WEIGHT_LEVELS = 127
 LATENT_LEVELS = 127 * 256 + 127  # the largest 256 hi + lo with both planes in int8
@@ -164,9 +171,7 @@ def pack_head(
             plan.padded_vocab // TILE_ROWS, plan.tile_bytes, dtype=torch.uint8, device=device
         ),
         row_scale=torch.zeros(plan.padded_vocab, dtype=torch.float32, device=device),
-        table=torch.empty(
-            plan.table_rows, plan.table_row_bytes, dtype=torch.uint8, device=device
-        ),
+        table=torch.empty(plan.table_rows, plan.table_row_bytes, dtype=torch.uint8, device=device),
         draft_to_target=None
         if head.draft_to_target is None
         else torch.empty(plan.vocab, dtype=torch.int32, device=device),

@@ -33,13 +33,13 @@ FRAGMENT_BYTES = 512  # one slab of one tile
 MAX_BATCH = 64
 MAX_STEPS = 32
 MAX_VOCAB = 1 << 20
-SWEEP_WARPS = 8
 SERVICE_WARPS = 4
-# Measured on an H200 (docs/measured.md): fewer leave room to load ahead, more spill.
-REGISTER_FRAGMENTS = {1: 46, 2: 44, 4: 42}
-QUEUE_DEPTH = 4
+# Registers of a sweeping and of a service thread, by sweeping warps: what 64 Ki registers allow.
+REGISTER_SPLIT = {8: (232, 40), 12: (152, 56)}
+# Sweeping warps, fragments in their registers and loads ahead, by columns. Measured on an H200
+# (docs/measured.md): more fragments leave no room to load ahead, fewer crowd shared memory.
+SWEEP_CHOICE = {1: (8, 44, 6), 2: (8, 42, 4), 4: (8, 40, 4)}
 FIRST_POLL_CYCLES = 200
-SWEEP_REGISTERS, SERVICE_REGISTERS = 232, 40  # 232 * 256 + 40 * 128 = 168 * 384
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
 MAX_LIVE_ACCUMULATORS = 5
 
@@ -82,6 +82,7 @@ class ResidencyPlan:
     base_type: NumberType
     step_type: NumberType
     num_blocks: int
+    sweep_warps: int
     warp_tiles: int
     register_fragments: int
     shared_fragments: int
@@ -106,7 +107,7 @@ class ResidencyPlan:
     @property
     def rows(self) -> int:
         """Tokens of one shard."""
-        return SWEEP_WARPS * self.warp_tiles * TILE_ROWS
+        return self.sweep_warps * self.warp_tiles * TILE_ROWS
 
     @property
     def padded_vocab(self) -> int:
@@ -121,7 +122,7 @@ class ResidencyPlan:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return 32 * (SWEEP_WARPS + SERVICE_WARPS)
+        return 32 * (self.sweep_warps + SERVICE_WARPS)
 
     @property
     def wide(self) -> bool:
@@ -221,9 +222,7 @@ class ResidencyPlan:
     def render_header(self) -> str:
         """The constants the kernel is compiled with; plain C++, no CUDA."""
         # Registers count from 0 up, shared fragments from -1 down.
-        places = [
-            index if place == "register" else -1 - index for place, index in self.places()
-        ]
+        places = [index if place == "register" else -1 - index for place, index in self.places()]
         sources = [
             tile * self.tile_bytes + slab * FRAGMENT_BYTES for tile, slab in self.sweep_order()
         ]
@@ -233,18 +232,18 @@ class ResidencyPlan:
             "TABLE_ROWS": self.table_rows,
             "TABLE_ROW_BYTES": self.table_row_bytes,
             "NUM_BLOCKS": self.num_blocks,
-            "SWEEP_WARPS": SWEEP_WARPS,
+            "SWEEP_WARPS": self.sweep_warps,
             "SERVICE_WARPS": SERVICE_WARPS,
             "THREADS": self.threads,
-            "SWEEP_REGISTERS": SWEEP_REGISTERS,
-            "SERVICE_REGISTERS": SERVICE_REGISTERS,
+            "SWEEP_REGISTERS": REGISTER_SPLIT[self.sweep_warps][0],
+            "SERVICE_REGISTERS": REGISTER_SPLIT[self.sweep_warps][1],
             "ROWS": self.rows,
             "TILE_BYTES": self.tile_bytes,
             "WARP_TILES": self.warp_tiles,
             "FRAGMENT_BYTES": FRAGMENT_BYTES,
             "REGISTER_FRAGMENTS": self.register_fragments,
             "SHARED_FRAGMENTS": self.shared_fragments,
-            "FRAGMENT_STORAGE": max(1, SWEEP_WARPS * self.shared_fragments),
+            "FRAGMENT_STORAGE": max(1, self.sweep_warps * self.shared_fragments),
             "LATENT_LINE_BYTES": self.latent_line_bytes,
             "COLUMNS": self.columns,
             "GROUPS": self.groups,
@@ -258,13 +257,16 @@ class ResidencyPlan:
             "NOISE_SLOTS": 1,
             "NOISE_ROWS": 4,
             "EXCHANGE_LAG": self.exchange_lag,
-            "FIRST_POLL_CYCLES": FIRST_POLL_CYCLES,
+            "FIRST_POLL_CYCLES": FIRST_POLL_CYCLES if self.groups == 1 else 0,
             "SLOT_LINE_WORDS": self.slot_line_words,
             "SHARED_BYTES": self.shared_bytes,
             "SHARED_BYTES_LIMIT": self.shared_limit,
         }
         flags = {"WIDE": self.wide, "SAMPLED": self.sampled, "MAPPED": self.mapped}
-        lines = ["// Rendered by the planner; every size of the kernel comes from here.", "#pragma once"]
+        lines = [
+            "// Rendered by the planner; every size of the kernel comes from here.",
+            "#pragma once",
+        ]
         lines.append(f"#define WTS_WIDE {int(self.wide)}")
         lines.append("#define WTS_FRAGMENT_PLACE " + ", ".join(map(str, places)))
         lines.append("#define WTS_FRAGMENT_SOURCE " + ", ".join(map(str, sources)))
@@ -292,14 +294,14 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
     """
     groups, columns, slots = plan.groups, plan.columns, plan.base_slots
     members = [
-        ("fragments", max(1, SWEEP_WARPS * plan.shared_fragments) * FRAGMENT_BYTES, 128),
+        ("fragments", max(1, plan.sweep_warps * plan.shared_fragments) * FRAGMENT_BYTES, 128),
         ("row_scale", 4 * plan.rows, 16),
         ("base", slots * columns * plan.base_line_bytes, 16),
         ("noise", columns * 4 * 4, 16),
         ("latent", groups * columns * plan.latent_line_bytes, 16),
         ("latent_scale", groups * columns * 4, 16),
-        ("candidate_key", groups * columns * SWEEP_WARPS * 4, 16),
-        ("candidate_row", groups * columns * SWEEP_WARPS * 4, 16),
+        ("candidate_key", groups * columns * plan.sweep_warps * 4, 16),
+        ("candidate_row", groups * columns * plan.sweep_warps * 4, 16),
         ("weights_landed", 8, 8),
         ("latents_ready", 8 * groups, 8),
         ("candidates_ready", 8 * groups, 8),
@@ -352,17 +354,22 @@ def plan_residency(
     _check_range("batch", batch, 1, MAX_BATCH)
     _check_range("steps", steps, 1, MAX_STEPS)
     if shape.rank not in (64, 128, 256, 512):
-        raise PlanError(f"rank: wanted 64, 128, 256 or 512, found {shape.rank}; pad the head's rank")
+        raise PlanError(
+            f"rank: wanted 64, 128, 256 or 512, found {shape.rank}; pad the head's rank"
+        )
     for name, value in (("base_type", base_type), ("table_type", shape.table_type)):
         if value not in NUMBER_TYPES:
             raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
 
     tiles = 2 * -(-shape.vocab // PAIR_ROWS)
-    warp_tiles = -(-tiles // (spec.max_blocks * SWEEP_WARPS))
-    num_blocks = -(-tiles // (warp_tiles * SWEEP_WARPS))
     columns = 1 if batch == 1 else 2 if batch == 2 else 4
-    fragments = warp_tiles * (shape.rank // SLAB)
-    register_fragments = min(fragments, REGISTER_FRAGMENTS[columns])
+    sweep_warps, most_registers, queue_depth = SWEEP_CHOICE[columns]
+    warp_tiles = -(-tiles // (spec.max_blocks * sweep_warps))
+    num_blocks = -(-tiles // (warp_tiles * sweep_warps))
+    slabs = shape.rank // SLAB
+    fragments = warp_tiles * slabs
+    most_registers -= max(0, slabs - 8) // 2  # a longer latent takes their place
+    register_fragments = min(fragments, most_registers)
     groups = -(-batch // columns)
     widest = 4 // columns
     accumulators = -(-warp_tiles // widest)
@@ -379,6 +386,7 @@ def plan_residency(
         base_type=base_type,
         step_type=_promote(base_type, shape.table_type),
         num_blocks=num_blocks,
+        sweep_warps=sweep_warps,
         warp_tiles=warp_tiles,
         register_fragments=register_fragments,
         shared_fragments=fragments - register_fragments,
@@ -387,7 +395,7 @@ def plan_residency(
         groups=groups,
         tiles_per_accumulator=-(-warp_tiles // accumulators),
         phases=-(-accumulators // MAX_LIVE_ACCUMULATORS),
-        queue_depth=QUEUE_DEPTH,
+        queue_depth=queue_depth,
         base_slots=2,
         exchange_lag=1 if groups > 2 else 0,
         shared_limit=spec.shared_bytes_per_block,
@@ -438,7 +446,7 @@ def _check_range(name: str, value: int, low: int, high: int) -> None:
 
 def _ledger(plan: ResidencyPlan) -> str:
     """The byte ledger as a table."""
-    warps = plan.num_blocks * SWEEP_WARPS
+    warps = plan.num_blocks * plan.sweep_warps
     total = plan.padded_vocab * plan.rank
     rows = [
         ("registers", plan.register_fragments),
@@ -447,7 +455,8 @@ def _ledger(plan: ResidencyPlan) -> str:
     ]
     lines = [
         f"plan {plan.hash}: V = {plan.vocab}, r = {plan.rank}, int8, batch {plan.batch}, "
-        f"{plan.steps} steps, {'sampled' if plan.sampled else 'greedy'}, on {plan.gpu} ({plan.arch})",
+        f"{plan.steps} steps, {'sampled' if plan.sampled else 'greedy'}, "
+        f"on {plan.gpu} ({plan.arch})",
         f"  {plan.num_blocks} blocks of {plan.threads} threads, {plan.rows} rows each "
         f"({plan.max_blocks} can be co-resident)",
         f"  {'where':<18}{'tiles/warp':>11}{'tiles':>8}{'MiB':>8}{'share':>8}",
@@ -471,5 +480,3 @@ def _ledger(plan: ResidencyPlan) -> str:
         f"{plan.word_bytes}-byte words",
     ]
     return "\n".join(lines)
-
-

@@ -312,8 +312,8 @@ class _DeviceWalk:
             )
         if plan.streamed_fragments:
             raise PlanError(
-                f"plan: wanted every tile resident, found {plan.streamed_fragments} streamed fragments a "
-                "warp; use a GPU with more co-resident blocks or a smaller vocabulary"
+                f"plan: wanted every fragment resident, found {plan.streamed_fragments} streamed "
+                "ones a warp; use a GPU with more co-resident blocks or a smaller vocabulary"
             )
         self.plan = plan
         self.device = device
@@ -426,6 +426,6 @@ class _DeviceWalk:
         torch.cuda.synchronize(self.device)
         raise WalkTimeout(
             f"walk: wanted every block's word within {self.timeout_us / 1000:g} ms, found none of "
-            f"block {error - 1} at step {step} (block {waiter} waited); its tokens are in range but "
-            "wrong. Look for a debugger, a preempted GPU, or one Walker used on two streams"
+            f"block {error - 1} at step {step} (block {waiter} waited); its tokens are in range "
+            "but wrong. Look for a debugger, a preempted GPU, or one Walker used on two streams"
         )

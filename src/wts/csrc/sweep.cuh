@@ -138,20 +138,23 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
   barrier_wait(&shared.latents_ready[group], step & 1);
   mark(args, step, LATENT_SEEN);
 
+  // All at once, before any product: left to the compiler, each slab would wait for its own load.
+  u32 operands[SLABS][2];
+#pragma unroll
+  for (int slab = 0; slab < SLABS; ++slab) load_shared_8(operands[slab], latent + slab * 64);
+  __syncwarp();
+
   Best best;
 #pragma unroll
   for (int phase = 0; phase < plan::PHASES; ++phase) {
     int sums[LIVE][4];
-    u32 operands[2][2];
-    load_shared_8(operands[0], latent);
 #pragma unroll
     for (int slab = 0; slab < SLABS; ++slab) {
-      if (slab + 1 < SLABS) load_shared_8(operands[(slab + 1) & 1], latent + (slab + 1) * 64);
 #pragma unroll
       for (int variant = 0; variant < SHARING; ++variant) {
         const bool mine = SHARING == 1 || operand_pair / plan::COLUMNS == variant;
-        const u32 b0 = mine ? operands[slab & 1][0] : 0u;
-        const u32 b1 = mine ? operands[slab & 1][1] : 0u;
+        const u32 b0 = mine ? operands[slab][0] : 0u;
+        const u32 b1 = mine ? operands[slab][1] : 0u;
 #pragma unroll
         for (int live = 0; live < LIVE; ++live) {
           const int tile = (phase * LIVE + live) * SHARING + variant;
@@ -176,17 +179,25 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
     const Byte* line = shared.base[slot][column] +
                        base_misalignment(args, group * plan::COLUMNS + column, step);
     const float latent_scale = shared.latent_scale[group][column];
+    float2 scales[LIVE];
+    float bases[LIVE][2];
+#pragma unroll
+    for (int live = 0; live < LIVE; ++live) {
+      if (phase * LIVE + live >= ACCUMULATORS) continue;
+      const int row = rows.row(phase * LIVE + live);
+      scales[live] = *reinterpret_cast<const float2*>(&shared.row_scale[row]);
+      bases[live][0] = load_base(line + row * BASE_BYTES);
+      bases[live][1] = load_base(line + row * BASE_BYTES + BASE_BYTES);
+    }
+    __syncwarp();  // these loads, too, together
 #pragma unroll
     for (int live = 0; live < LIVE; ++live) {
       const int accumulator = phase * LIVE + live;
       if (accumulator >= ACCUMULATORS) continue;
       const int row = rows.row(accumulator);
-      const float2 scale = *reinterpret_cast<const float2*>(&shared.row_scale[row]);
-      const Byte* base = line + row * BASE_BYTES;
       const int(&sum)[4] = sums[live];
-      float x0 = step_sum(sum[0], sum[1], __fmul_rn(scale.x, latent_scale), load_base(base));
-      float x1 = step_sum(sum[2], sum[3], __fmul_rn(scale.y, latent_scale),
-                          load_base(base + BASE_BYTES));
+      float x0 = step_sum(sum[0], sum[1], __fmul_rn(scales[live].x, latent_scale), bases[live][0]);
+      float x1 = step_sum(sum[2], sum[3], __fmul_rn(scales[live].y, latent_scale), bases[live][1]);
       round_pair(x0, x1);
       // Column pairs without a tile of this accumulator must not win.
       const int variants = min(SHARING, plan::WARP_TILES - accumulator * SHARING);

@@ -31,10 +31,11 @@ __device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared
               &shared.weights_landed);
   }
   __syncwarp();
-  const int warp = lane % plan::SWEEP_WARPS;
+  constexpr int LANES_PER_WARP = 32 / plan::SWEEP_WARPS;
+  const int warp = lane / LANES_PER_WARP;
+  if (warp >= plan::SWEEP_WARPS) return;
 #pragma unroll 1
-  for (int index = lane / plan::SWEEP_WARPS; index < plan::SHARED_FRAGMENTS;
-       index += 32 / plan::SWEEP_WARPS)
+  for (int index = lane % LANES_PER_WARP; index < plan::SHARED_FRAGMENTS; index += LANES_PER_WARP)
     bulk_copy(shared.fragments[warp * plan::SHARED_FRAGMENTS + index],
               warp_tiles(args, warp) + shared_source[index], plan::FRAGMENT_BYTES,
               &shared.weights_landed);
