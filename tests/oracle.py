@@ -1,0 +1,75 @@
+"""The int8 head of the contract, written once more without plan, tiles or packing.
+
+Dots are sums of Python-sized integers; fp32 operations are numpy's, one rounding each. What the
+emulator and the device compute has to equal this bit for bit.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from wts.heads import MarkovHead
+
+Fp32 = npt.NDArray[np.float32]
+Int64 = npt.NDArray[np.int64]
+
+
+def quantise(matrix: torch.Tensor, largest_level: int) -> tuple[Int64, Fp32]:
+    """Levels and scale of each row; a row that is not finite has a NaN scale."""
+    values = matrix.float().numpy()
+    with np.errstate(all="ignore"):
+        scale = np.abs(values).max(1) / np.float32(largest_level)
+        scale = np.maximum(scale, np.float32(1e-30))  # keeps NaN
+        levels = np.rint(values / scale[:, None])
+    finite = np.isfinite(scale)
+    scale = np.where(finite, scale, np.float32("nan")).astype(np.float32)
+    levels = np.where(finite[:, None], levels, 0)
+    return levels.astype(np.int64), scale
+
+
+def int8_logits(head: MarkovHead, base: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
+    """Step logits of the int8 head, [B, V] in the step's dtype.
+
+    Args:
+        head: the head.
+        base: [B, V].
+        previous: int64 [B], inside the table.
+    """
+    levels, row_scale = quantise(head.projection[: head.vocab], 127)
+    whole, latent_scale = quantise(head.table[previous], 127 * 256 + 127)
+    with np.errstate(all="ignore"):
+        a = (whole @ levels.T).astype(np.float32)
+        s = row_scale[None, :] * latent_scale[:, None]
+        y = a * s
+        z = base.float().numpy() + y
+    assert z.dtype == np.float32
+    return torch.from_numpy(z).to(torch.promote_types(base.dtype, head.table.dtype))
+
+
+def select(logits: torch.Tensor) -> list[int]:
+    """The rule in words: the lowest NaN id, else the lowest id of the largest value."""
+    tokens = []
+    for row in logits.float().tolist():
+        best = 0
+        for token, value in enumerate(row):
+            if value != value:
+                best = token
+                break
+            if value > row[best]:
+                best = token
+        tokens.append(best)
+    return tokens
+
+
+def int8_walk(head: MarkovHead, base_logits: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    """Tokens of the int8 head, int64 [B, K]."""
+    previous = anchor.clamp(0, head.table_rows - 1)
+    tokens = []
+    for step in range(base_logits.shape[1]):
+        logits = int8_logits(head, base_logits[:, step, : head.vocab], previous)
+        chosen = torch.tensor(select(logits))
+        previous = chosen if head.draft_to_target is None else head.draft_to_target[chosen]
+        tokens.append(previous)
+    return torch.stack(tokens, 1)
