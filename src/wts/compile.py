@@ -125,11 +125,9 @@ def compile_walk(
     folder = cache or cache_folder()
     path = folder / f"{digest.hexdigest()[:32]}.cubin"
     log_path = path.with_suffix(".log")
-    cached = path.exists() and log_path.exists()
-    if cached:
-        cubin, log = path.read_bytes(), log_path.read_text()
-    else:
-        cubin, log = _compile(header, sources, plan.arch, trace)
+    kept = _load(path, log_path)
+    cached = kept is not None
+    cubin, log = kept or _compile(header, sources, plan.arch, trace)
     used = _resources(cubin, log)
     if not trace and (used.local_accesses or used.spill_bytes):
         raise CompileError(
@@ -143,7 +141,7 @@ def compile_walk(
         )
     if not cached:
         _store(path, cubin)
-        _store(log_path, log.encode())
+        _store(log_path, f"{_fingerprint(cubin)}\n{log}".encode())
     return CompiledWalk(plan=plan, cubin=cubin, used=used, cached=cached)
 
 
@@ -194,6 +192,19 @@ def _compile(header: str, sources: dict[str, str], arch: str, trace: bool) -> tu
         except Exception as error:
             raise CompileError(f"the kernel for {arch} does not compile: {error}") from error
     return bytes(code), log.getvalue()
+
+
+def _fingerprint(cubin: bytes) -> str:
+    return f"sha256 {hashlib.sha256(cubin).hexdigest()}"
+
+
+def _load(path: Path, log_path: Path) -> tuple[bytes, str] | None:
+    """A cubin of the cache and its log; None where there is none, or only a damaged one."""
+    try:
+        cubin, log = path.read_bytes(), log_path.read_text()
+    except (OSError, UnicodeDecodeError):
+        return None
+    return (cubin, log) if log.startswith(_fingerprint(cubin)) else None
 
 
 def _store(path: Path, data: bytes) -> None:
