@@ -1,4 +1,4 @@
-"""The emulator: the contract's integers bit for bit, near the formula, and the same for every plan."""
+"""The emulator: the contract bit for bit, near the formula, and the same for every plan."""
 
 from __future__ import annotations
 
@@ -116,7 +116,7 @@ class TestAgainstTheFormula:
         assert bool((off <= logit_bound(head, base, latent)).all())
 
     def test_the_bound_is_not_far_from_what_happens(self) -> None:
-        """Worst case over mean case of a sum of r errors is about sqrt(r): no more is given away."""
+        """The worst sum of r errors is about sqrt(r) times the usual one; no more is given away."""
         head = MarkovHead.random(vocab=2000, rank=256, seed=1)
         base = base_logits(head, batch=4, steps=1, seed=2)[:, 0]
         previous = anchors(head, 4, 3)

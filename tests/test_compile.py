@@ -1,0 +1,306 @@
+"""Kernels compiled for Hopper without a GPU: no spills, the planned instructions, the cache."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import wts.compile
+from strategies import hopper, plans
+from wts.compile import Resources, cache_folder, compile_walk, instruction_counts
+from wts.errors import CompileError
+from wts.plan import NumberType, ResidencyPlan, Shape, plan_residency
+
+
+def compiler_missing() -> str:
+    """Why nothing can be compiled here, or ""."""
+    try:
+        import cuda.core  # noqa: F401
+        from cuda.bindings import nvrtc
+
+        nvrtc.nvrtcVersion()
+    except Exception as error:
+        return f"needs cuda.core and NVRTC: {error}"
+    return ""
+
+
+MISSING = compiler_missing()
+needs_compiler = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+@pytest.fixture(scope="session")
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("cubins")
+
+
+def plan_of(
+    vocab: int = 40,
+    rank: int = 64,
+    batch: int = 1,
+    base_type: NumberType = "bf16",
+    *,
+    blocks: int = 132,
+    **shape: Any,
+) -> ResidencyPlan:
+    shape |= {"vocab": vocab, "rank": rank}
+    return plan_residency(Shape(**shape), hopper(blocks), batch=batch, base_type=base_type)
+
+
+def check_kernel(plan: ResidencyPlan, cache: Path) -> None:
+    compiled = compile_walk(plan, cache=cache)
+    used = compiled.used
+    assert compiled.plan is plan
+    assert compiled.cubin[:4] == b"\x7fELF"
+    assert (used.spill_bytes, used.local_accesses) == (0, 0)
+    assert used.matrix_instructions == plan.matrix_instructions > 0
+    assert 0 < used.registers * plan.threads <= 65_536, "a block's registers fit an SM"
+    assert instruction_counts(compiled.cubin)["IMMA"] == used.matrix_instructions
+
+
+@needs_compiler
+class TestKernel:
+    @pytest.mark.parametrize("batch", [1, 2, 3, 4])
+    @pytest.mark.parametrize("vocab", [32_000, 129_280, 151_936, 154_880, 163_840])
+    def test_of_published_heads(self, vocab: int, batch: int, cache: Path) -> None:
+        check_kernel(plan_of(vocab, 256, batch), cache)
+
+    @pytest.mark.parametrize("batch", [5, 8, 16, 64])
+    def test_of_larger_batches(self, batch: int, cache: Path) -> None:
+        check_kernel(plan_of(151_936, 256, batch), cache)
+
+    @pytest.mark.parametrize("rank", [64, 128, 256, 512])
+    @pytest.mark.parametrize("vocab", [1, 100, 5000])
+    def test_of_small_vocabularies(self, vocab: int, rank: int, cache: Path) -> None:
+        for batch in (1, 3):
+            check_kernel(plan_of(vocab, rank, batch), cache)
+
+    @pytest.mark.parametrize("rank", [64, 128, 512])
+    def test_of_other_ranks(self, rank: int, cache: Path) -> None:
+        check_kernel(plan_of(32_000, rank, 2), cache)
+        check_kernel(plan_of(60_000, rank, 4), cache)
+
+    @pytest.mark.parametrize("base_type", ["bf16", "fp16", "fp32"])
+    @pytest.mark.parametrize("table_type", ["bf16", "fp16", "fp32"])
+    def test_of_number_types(self, base_type: Any, table_type: Any, cache: Path) -> None:
+        check_kernel(plan_of(5000, 256, 1, base_type, table_type=table_type), cache)
+        check_kernel(plan_of(151_936, 256, 2, base_type, table_type=table_type), cache)
+
+    def test_with_a_map_and_a_longer_table(self, cache: Path) -> None:
+        check_kernel(plan_of(32_000, 256, 4, mapped=True, table_rows=151_936), cache)
+
+    @pytest.mark.parametrize("blocks", [36, 78, 100, 114])
+    def test_of_fewer_blocks(self, blocks: int, cache: Path) -> None:
+        check_kernel(plan_of(36 * 1000, 256, 1, blocks=blocks), cache)
+
+    @given(plans(hopper_only=True, streamed=False))
+    @settings(
+        max_examples=12,
+        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+    )
+    def test_of_drawn_plans(self, cache: Path, plan: ResidencyPlan) -> None:
+        check_kernel(plan, cache)
+
+    def test_that_is_traced_compiles_too(self, cache: Path) -> None:
+        traced = compile_walk(plan_of(), trace=True, cache=cache)
+        assert traced.cubin != compile_walk(plan_of(), cache=cache).cubin
+
+
+ORDER_CHECK = """
+namespace wts {
+constexpr int planned_order[] = {%s};
+__device__ constexpr bool order_is_planned() {
+  for (int phase = 0; phase < plan::PHASES; ++phase)
+    for (int slab = 0; slab < SLABS; ++slab)
+      for (int variant = 0; variant < SHARING; ++variant)
+        for (int live = 0; live < LIVE; ++live) {
+          const int tile = (phase * LIVE + live) * SHARING + variant;
+          if (tile >= plan::WARP_TILES) continue;
+          const int position = fragment_position(phase, slab, variant, live);
+          if (planned_order[position] != tile * SLABS + slab) return false;
+        }
+  return true;
+}
+static_assert(order_is_planned(), "the sweep is not in the planned order");
+}
+"""
+
+
+@needs_compiler
+class TestSweepOrder:
+    """The kernel works out where a fragment comes in the sweep; the planner said where."""
+
+    @staticmethod
+    def compile_with_check(plan: ResidencyPlan, order: list[tuple[int, int]], cache: Path) -> None:
+        words = ", ".join(str(tile * plan.slabs + slab) for tile, slab in order)
+        sources = wts.compile._read_sources()
+        sources["walk.cu"] += ORDER_CHECK % words
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(wts.compile, "_read_sources", lambda: sources)
+            compile_walk(plan, cache=cache)
+
+    @given(plans(hopper_only=True, streamed=False), st.integers(0, 1000))
+    @settings(
+        max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    )
+    def test_is_the_planned_one(self, cache: Path, plan: ResidencyPlan, swap: int) -> None:
+        self.compile_with_check(plan, plan.sweep_order(), cache)
+
+    def test_another_one_is_seen(self, cache: Path) -> None:
+        plan = plan_of(5000, 64, 4, blocks=7)
+        order = plan.sweep_order()
+        order[0], order[-1] = order[-1], order[0]
+        with pytest.raises(CompileError, match="the sweep is not in the planned order"):
+            self.compile_with_check(plan, order, cache)
+
+
+@needs_compiler
+class TestCache:
+    def test_a_second_call_is_served_from_it(self, tmp_path: Path) -> None:
+        first = compile_walk(plan_of(), cache=tmp_path)
+        second = compile_walk(plan_of(), cache=tmp_path)
+        assert (first.cached, second.cached) == (False, True)
+        assert (first.cubin, first.used) == (second.cubin, second.used)
+
+    def test_is_made_and_holds_no_half_written_file(self, tmp_path: Path) -> None:
+        compile_walk(plan_of(), cache=tmp_path / "a" / "b")
+        assert sorted(file.suffix for file in (tmp_path / "a" / "b").iterdir()) == [
+            ".cubin",
+            ".log",
+        ]
+
+    def test_another_plan_is_another_kernel(self, tmp_path: Path) -> None:
+        for plan in (plan_of(), plan_of(41), plan_of(mapped=True), plan_of(base_type="fp16")):
+            assert not compile_walk(plan, cache=tmp_path).cached
+
+    def test_changed_sources_are_compiled_anew(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compile_walk(plan_of(), cache=tmp_path)
+        sources = wts.compile._read_sources()
+        sources["ptx.cuh"] += "\n// changed\n"
+        monkeypatch.setattr(wts.compile, "_read_sources", lambda: sources)
+        assert not compile_walk(plan_of(), cache=tmp_path).cached
+
+    def test_another_compiler_compiles_anew(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        compile_walk(plan_of(), cache=tmp_path)
+        monkeypatch.setattr(wts.compile, "_nvrtc_version", lambda: "99.9")
+        assert not compile_walk(plan_of(), cache=tmp_path).cached
+
+    def test_that_cannot_be_written_is_no_error(self, tmp_path: Path) -> None:
+        (tmp_path / "file").write_text("not a folder")
+        for _ in range(2):
+            assert not compile_walk(plan_of(), cache=tmp_path / "file").cached
+
+    @pytest.mark.parametrize("damage", [b"", b"\x7fELF", b"garbage" * 100])
+    def test_a_damaged_file_is_compiled_anew(self, tmp_path: Path, damage: bytes) -> None:
+        whole = compile_walk(plan_of(), cache=tmp_path)
+        (cubin,) = tmp_path.glob("*.cubin")
+        cubin.write_bytes(damage)
+        again = compile_walk(plan_of(), cache=tmp_path)
+        assert again.cubin == whole.cubin
+        assert not again.cached
+        assert compile_walk(plan_of(), cache=tmp_path).cached
+
+
+def test_the_cache_is_in_the_users_cache_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / "wts"
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    assert cache_folder() == tmp_path / ".cache" / "wts"
+
+
+class TestRefusals:
+    @needs_compiler
+    def test_a_source_that_does_not_compile(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        sources = wts.compile._read_sources()
+        sources["select.cuh"] += "\nint broken = this_is_not_declared;\n"
+        monkeypatch.setattr(wts.compile, "_read_sources", lambda: sources)
+        with pytest.raises(CompileError, match=r"(?s)for sm_90a.*this_is_not_declared"):
+            compile_walk(plan_of(), cache=tmp_path)
+        assert list(tmp_path.iterdir()) == [], "a failure is not cached"
+
+    @needs_compiler
+    def test_an_architecture_that_there_is_not(self, tmp_path: Path) -> None:
+        with pytest.raises(CompileError, match="sm_11a"):
+            compile_walk(replace(plan_of(), arch="sm_11a"), cache=tmp_path)
+
+    @needs_compiler
+    def test_a_plan_that_the_layout_contradicts(self, tmp_path: Path) -> None:
+        plan = plan_of()
+        tight = replace(plan, shared_limit=plan.shared_bytes - 128)
+        with pytest.raises(CompileError, match="the shard does not fit in a block"):
+            compile_walk(tight, cache=tmp_path)
+
+    @needs_compiler
+    @pytest.mark.parametrize(
+        ("changes", "words"),
+        [
+            ({"spill_bytes": 8}, "without spills, found 8 spilled bytes"),
+            ({"local_accesses": 3}, "found 0 spilled bytes and 3 local accesses"),
+            ({"matrix_instructions": 5}, r"wanted 2 matrix instructions, found 5"),
+        ],
+    )
+    def test_a_kernel_that_is_not_as_planned(
+        self, changes: dict[str, int], words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        plan = plan_of(1, 64)
+        fine = {"registers": 168, "spill_bytes": 0, "local_accesses": 0, "matrix_instructions": 2}
+        used = Resources(**(fine | changes))
+        monkeypatch.setattr(wts.compile, "_resources", lambda cubin, log: used)
+        with pytest.raises(CompileError, match=words) as caught:
+            compile_walk(plan, cache=tmp_path)
+        assert plan.hash in str(caught.value)
+        assert list(tmp_path.iterdir()) == [], "a refused kernel is not cached"
+
+    @pytest.mark.parametrize("module", ["cuda.core", "cuda.bindings"])
+    def test_no_compiler(
+        self, module: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setitem(sys.modules, module, None)
+        if module == "cuda.core":
+            monkeypatch.setattr(wts.compile, "_nvrtc_version", lambda: "13.0")
+        with pytest.raises(CompileError, match=r"wanted .*found .*install the gpu extra: pip "):
+            compile_walk(plan_of(), cache=tmp_path)
+
+
+def test_instructions_are_counted_in_code_sections_only() -> None:
+    """A hand-made ELF file: two sections of three instructions each, one of them data."""
+    imma, load, store, other = (0x237, 0x983, 0x387, 0x123)
+
+    def words(*opcodes: int) -> bytes:
+        return b"".join((0xABC0_0000 | op).to_bytes(8, "little") + bytes(8) for op in opcodes)
+
+    names = b"\0.text.walk\0.data\0.names\0"
+    code, data = words(imma, load, imma), words(imma, store, other)
+    header = 64
+    at_data = header + len(code)
+    at_names = at_data + len(data)
+    at_table = -(-(at_names + len(names)) // 8) * 8
+
+    def section(name: bytes, offset: int, size: int) -> bytes:
+        fields = [(names.index(name), 4), (1, 4), (0, 8), (0, 8), (offset, 8), (size, 8)]
+        return b"".join(v.to_bytes(n, "little") for v, n in fields).ljust(64, b"\0")
+
+    elf = bytearray(header)
+    elf[:4] = b"\x7fELF"
+    elf[0x28:0x30] = at_table.to_bytes(8, "little")
+    elf[0x3A:0x40] = b"".join(v.to_bytes(2, "little") for v in (64, 3, 2))
+    elf += code + data + names
+    elf = elf.ljust(at_table, b"\0")
+    elf += section(b".text.walk", header, len(code))
+    elf += section(b".data", at_data, len(data))
+    elf += section(b".names", at_names, len(names))
+    assert instruction_counts(bytes(elf)) == {"IMMA": 2, "LDL": 1}
