@@ -81,9 +81,11 @@ class Walker:
                 "backend: wanted 'auto', 'device', 'emulator' or 'reference', "
                 f"found {backend!r}; name one of them"
             )
-        if not 1 <= timeout_ms <= 4_000_000:
+        is_int = isinstance(timeout_ms, int) and not isinstance(timeout_ms, bool)
+        if not is_int or not 1 <= timeout_ms <= 4_000_000:
             raise InputError(
-                f"timeout_ms: wanted 1 to 4000000, found {timeout_ms}; give a limit in milliseconds"
+                f"timeout_ms: wanted an integer from 1 to 4000000, found {timeout_ms!r}; "
+                "give a limit in milliseconds"
             )
         _check_plan(head, plan)
         self.head = head
@@ -200,9 +202,15 @@ class Walker:
         plan = self.plan
         dtype = _DTYPES[plan.base_type]
         device = None if self._device_walk is None else self._device_walk.device
-        for name, value in (("base_logits", base_logits), ("anchor", anchor)):
-            if not isinstance(value, torch.Tensor):
-                raise InputError(f"{name}: wanted a torch tensor, found {type(value).__name__}")
+        given = {"base_logits": base_logits, "anchor": anchor}
+        if out is not None:
+            given["out"] = out
+        for name, value in given.items():
+            if not isinstance(value, torch.Tensor) or value.is_meta:
+                found = "a meta tensor" if isinstance(value, torch.Tensor) else type(value).__name__
+                raise InputError(
+                    f"{name}: wanted a torch tensor with memory, found {found}; pass its values"
+                )
             if device is not None and value.device != device:
                 raise InputError(
                     f"{name}: wanted a tensor on {device}, found one on {value.device}; move it"
@@ -257,12 +265,14 @@ class Walker:
 
 
 def _check_plan(head: MarkovHead, plan: ResidencyPlan) -> None:
-    wanted = (plan.vocab, plan.rank, plan.table_rows, plan.mapped)
-    found = (head.vocab, head.rank, head.table_rows, head.draft_to_target is not None)
+    mapped = head.draft_to_target is not None
+    step_dtype = torch.promote_types(_DTYPES[plan.base_type], head.table.dtype)
+    wanted = (head.vocab, head.rank, head.table_rows, mapped, step_dtype)
+    found = (plan.vocab, plan.rank, plan.table_rows, plan.mapped, _DTYPES[plan.step_type])
     if wanted != found:
         raise PlanError(
-            f"plan: wanted one for (vocab, rank, table rows, mapped) = {found}, found {wanted}; "
-            "make it with plan_residency(head, ...)"
+            f"plan: wanted one for (vocab, rank, table rows, mapped, dtype of a step) = {wanted}, "
+            f"found {found}; make it with plan_residency(head, ...)"
         )
 
 
