@@ -9,9 +9,14 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from hypothesis import settings
 
 import wts
+
+# Workers side by side, each with torch threads on all cores, are three times slower than with one.
+if "PYTEST_XDIST_WORKER" in os.environ:
+    torch.set_num_threads(1)
 
 # Tests never time: a slow machine is not a failure.
 settings.register_profile("wts", deadline=None, max_examples=50)
