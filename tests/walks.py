@@ -1,0 +1,67 @@
+"""One way to walk on any backend, for tests that are the same on all of them."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import torch
+
+from strategies import DTYPES, hopper
+from wts.device import GpuSpec, gpu_spec
+from wts.heads import MarkovHead
+from wts.plan import NUMBER_TYPES, NumberType, plan_residency
+from wts.walk import Backend, Walker
+
+
+def gpu_of(backend: Backend, blocks: int | None = None) -> GpuSpec:
+    """This machine's GPU for the device, else an H200; perhaps only some of its blocks."""
+    whole = gpu_spec("LOCAL") if backend == "device" else hopper()
+    return whole if blocks is None else whole.with_blocks(min(blocks, whole.num_sms))
+
+
+@lru_cache(maxsize=64)
+def walker_of(
+    backend: Backend,
+    head: MarkovHead,
+    *,
+    batch: int = 4,
+    blocks: int | None = None,
+    base_type: NumberType = "bf16",
+    steps: int = 32,
+) -> Walker:
+    """A Walker of a head, kept for the next test that asks for the same."""
+    gpu = gpu_of(backend, blocks)
+    plan = plan_residency(head, gpu, batch=batch, steps=steps, base_type=base_type)
+    return Walker(head, plan, backend=backend)
+
+
+def moved(tensor: torch.Tensor, walker: Walker) -> torch.Tensor:
+    """The same view of the same storage, where the walker wants it: strides and offset stay."""
+    if walker.backend != "device":
+        return tensor
+    flat = torch.empty(0, dtype=tensor.dtype).set_(tensor.untyped_storage())
+    return flat.cuda().as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
+
+
+def run(walker: Walker, base: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    """Tokens [B, K] on the CPU, after a check."""
+    tokens = walker(moved(base, walker), moved(anchor, walker))
+    walker.check()
+    assert tokens.shape == base.shape[:2]
+    return tokens.cpu()
+
+
+def walk(
+    backend: Backend,
+    head: MarkovHead,
+    base: torch.Tensor,
+    anchor: torch.Tensor,
+    *,
+    batch: int | None = None,
+    blocks: int | None = None,
+) -> torch.Tensor:
+    """Tokens of one call under a plan for its batch, or for a larger one."""
+    base_type = next(name for name in NUMBER_TYPES if DTYPES[name] == base.dtype)
+    batch = len(base) if batch is None else batch
+    walker = walker_of(backend, head, batch=batch, blocks=blocks, base_type=base_type)
+    return run(walker, base, anchor)
