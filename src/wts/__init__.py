@@ -11,13 +11,15 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from wts.errors import WalkError
     from wts.heads import MarkovHead
+    from wts.noise import Noise
     from wts.plan import ResidencyPlan, plan_residency
     from wts.walk import Walker
 
-__all__ = ["MarkovHead", "ResidencyPlan", "WalkError", "Walker", "plan_residency"]
+__all__ = ["MarkovHead", "Noise", "ResidencyPlan", "WalkError", "Walker", "plan_residency"]
 
 _HOME = {
     "MarkovHead": "wts.heads",
+    "Noise": "wts.noise",
     "ResidencyPlan": "wts.plan",
     "WalkError": "wts.errors",
     "Walker": "wts.walk",

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
+from wts.noise import Noise, philox_words, sampled_scores
 from wts.pack import PackedHead, unpack_latents, unpack_rows
 from wts.plan import TILE_ROWS, ResidencyPlan
 
@@ -51,6 +52,9 @@ class Emulator:
         base_logits: torch.Tensor,
         anchor: torch.Tensor,
         *,
+        temperatures: torch.Tensor | None = None,
+        noise: Noise | None = None,
+        logits_out: torch.Tensor | None = None,
         progress: Callable[[int], None] | None = None,
     ) -> tuple[torch.Tensor, int]:
         """Draft a block.
@@ -58,6 +62,9 @@ class Emulator:
         Args:
             base_logits: [B, K, V] in the plan's base type, CPU.
             anchor: int64 [B], CPU.
+            temperatures: fp32 [B], CPU, in a sampled plan.
+            noise: where its noise comes from; the offset is advanced by one.
+            logits_out: [B, K, V] in the step's type: step logits of sampled rows go there.
             progress: called with the number of steps done.
 
         Returns:
@@ -72,12 +79,23 @@ class Emulator:
         tokens = torch.empty(batch, steps, dtype=torch.int64)
         for step in range(steps):
             logits = self._step_logits(levels, base_logits[:, step], previous)
+            if temperatures is not None and noise is not None:
+                if logits_out is not None:
+                    sampled = temperatures > 0
+                    exported = logits[sampled, : plan.vocab].to(logits_out)
+                    logits_out[sampled.to(logits_out.device), step, : plan.vocab] = exported
+                words = philox_words(
+                    plan.padded_vocab, batch, step, noise.key, int(noise.offset.item())
+                )
+                logits = sampled_scores(logits, temperatures, words)
             drafted = self._select(logits)
             mapping = self.packed.draft_to_target
             previous = drafted if mapping is None else mapping[drafted].long()
             tokens[:, step] = previous
             if progress is not None:
                 progress(step + 1)
+        if noise is not None:
+            noise.offset.add_(1)
         return tokens, clamped
 
     def _step_logits(

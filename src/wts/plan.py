@@ -34,14 +34,23 @@ MAX_BATCH = 64
 MAX_STEPS = 32
 MAX_VOCAB = 1 << 20
 SERVICE_WARPS = 4
-# Registers of a sweeping and of a service thread, by sweeping warps: what 64 Ki registers allow.
-REGISTER_SPLIT = {8: (232, 40), 12: (152, 56)}
-# Sweeping warps, fragments in their registers and loads ahead, by columns. Measured on an H200
-# (docs/measured.md): more fragments leave no room to load ahead, fewer crowd shared memory.
-SWEEP_CHOICE = {1: (8, 44, 6), 2: (8, 42, 4), 4: (8, 40, 4)}
+SWEEP_WARPS = 8
+# Registers of a sweeping and of a service thread: 232 * 256 + 40 * 128 = 168 * 384, what a block of
+# 384 threads is launched with; drawing noise and 64-bit words want more of the second.
+GREEDY_REGISTERS, SAMPLED_REGISTERS = (232, 40), (224, 56)
+# Fragments in a sweeping warp's registers, and loads ahead, by (columns, sampled). Measured on an
+# H200 (docs/measured.md): more fragments leave no room to load ahead, fewer crowd shared memory.
+SWEEP_CHOICE = {
+    (1, False): (44, 6),
+    (2, False): (42, 4),
+    (4, False): (40, 4),
+    (1, True): (42, 4),
+    (2, True): (36, 4),
+    (4, True): (35, 4),
+}
 FIRST_POLL_CYCLES = 200
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
-MAX_LIVE_ACCUMULATORS = 5
+GREEDY_LIVE, SAMPLED_LIVE = 5, 3  # accumulators of a sweeping warp at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -83,6 +92,8 @@ class ResidencyPlan:
     step_type: NumberType
     num_blocks: int
     sweep_warps: int
+    sweep_registers: int
+    service_registers: int
     warp_tiles: int
     register_fragments: int
     shared_fragments: int
@@ -148,6 +159,16 @@ class ResidencyPlan:
     def base_line_bytes(self) -> int:
         """Bytes of a shard's staged base logits, wherever they start inside 16 bytes."""
         return self.rows * NUMBER_BYTES[self.base_type] + 32
+
+    @property
+    def noise_slots(self) -> int:
+        """Slots of random words: as many as of base logits, where rows are sampled."""
+        return self.base_slots if self.sampled else 1
+
+    @property
+    def noise_rows(self) -> int:
+        """Random words of a slot and request."""
+        return self.rows if self.sampled else 4
 
     @property
     def slot_line_words(self) -> int:
@@ -235,8 +256,8 @@ class ResidencyPlan:
             "SWEEP_WARPS": self.sweep_warps,
             "SERVICE_WARPS": SERVICE_WARPS,
             "THREADS": self.threads,
-            "SWEEP_REGISTERS": REGISTER_SPLIT[self.sweep_warps][0],
-            "SERVICE_REGISTERS": REGISTER_SPLIT[self.sweep_warps][1],
+            "SWEEP_REGISTERS": self.sweep_registers,
+            "SERVICE_REGISTERS": self.service_registers,
             "ROWS": self.rows,
             "TILE_BYTES": self.tile_bytes,
             "WARP_TILES": self.warp_tiles,
@@ -254,8 +275,8 @@ class ResidencyPlan:
             "BASE_LINE_BYTES": self.base_line_bytes,
             "BASE_TYPE": NUMBER_TYPES.index(self.base_type),
             "STEP_TYPE": NUMBER_TYPES.index(self.step_type),
-            "NOISE_SLOTS": 1,
-            "NOISE_ROWS": 4,
+            "NOISE_SLOTS": self.noise_slots,
+            "NOISE_ROWS": self.noise_rows,
             "EXCHANGE_LAG": self.exchange_lag,
             "FIRST_POLL_CYCLES": FIRST_POLL_CYCLES if self.groups == 1 else 0,
             "SLOT_LINE_WORDS": self.slot_line_words,
@@ -297,17 +318,19 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("fragments", max(1, plan.sweep_warps * plan.shared_fragments) * FRAGMENT_BYTES, 128),
         ("row_scale", 4 * plan.rows, 16),
         ("base", slots * columns * plan.base_line_bytes, 16),
-        ("noise", columns * 4 * 4, 16),
+        ("noise", plan.noise_slots * columns * plan.noise_rows * 4, 16),
+        ("temperature", groups * columns * 4, 16),
         ("latent", groups * columns * plan.latent_line_bytes, 16),
-        ("latent_scale", groups * columns * 4, 16),
         ("candidate_key", groups * columns * plan.sweep_warps * 4, 16),
         ("candidate_row", groups * columns * plan.sweep_warps * 4, 16),
         ("weights_landed", 8, 8),
         ("latents_ready", 8 * groups, 8),
         ("candidates_ready", 8 * groups, 8),
         ("base_landed", 8 * slots, 8),
+        ("base_copied", 8 * slots * columns, 8),
         ("deadline", 8 * columns, 8),
         ("sequence", 4, 16),
+        ("noise_offset", 4, 4),
         ("abandoned", 4, 4),
     ]
     layout, offset = [], 0
@@ -363,9 +386,10 @@ def plan_residency(
 
     tiles = 2 * -(-shape.vocab // PAIR_ROWS)
     columns = 1 if batch == 1 else 2 if batch == 2 else 4
-    sweep_warps, most_registers, queue_depth = SWEEP_CHOICE[columns]
-    warp_tiles = -(-tiles // (spec.max_blocks * sweep_warps))
-    num_blocks = -(-tiles // (warp_tiles * sweep_warps))
+    most_registers, queue_depth = SWEEP_CHOICE[columns, sampled]
+    sweep_registers, service_registers = SAMPLED_REGISTERS if sampled else GREEDY_REGISTERS
+    warp_tiles = -(-tiles // (spec.max_blocks * SWEEP_WARPS))
+    num_blocks = -(-tiles // (warp_tiles * SWEEP_WARPS))
     slabs = shape.rank // SLAB
     fragments = warp_tiles * slabs
     most_registers -= max(0, slabs - 8) // 2  # a longer latent takes their place
@@ -386,7 +410,9 @@ def plan_residency(
         base_type=base_type,
         step_type=_promote(base_type, shape.table_type),
         num_blocks=num_blocks,
-        sweep_warps=sweep_warps,
+        sweep_warps=SWEEP_WARPS,
+        sweep_registers=sweep_registers,
+        service_registers=service_registers,
         warp_tiles=warp_tiles,
         register_fragments=register_fragments,
         shared_fragments=fragments - register_fragments,
@@ -394,7 +420,7 @@ def plan_residency(
         columns=columns,
         groups=groups,
         tiles_per_accumulator=-(-warp_tiles // accumulators),
-        phases=-(-accumulators // MAX_LIVE_ACCUMULATORS),
+        phases=-(-accumulators // (SAMPLED_LIVE if sampled else GREEDY_LIVE)),
         queue_depth=queue_depth,
         base_slots=2,
         exchange_lag=1 if groups > 2 else 0,

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from wts.noise import Noise, philox_words, sampled_scores
+
 if TYPE_CHECKING:
     from wts.heads import Head
 
@@ -55,6 +57,9 @@ def reference_walk(
     anchor: torch.Tensor,
     *,
     hidden: torch.Tensor | None = None,
+    temperatures: torch.Tensor | None = None,
+    noise: Noise | None = None,
+    logits_out: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Draft a block.
 
@@ -63,6 +68,9 @@ def reference_walk(
         base_logits: bf16 | fp16 | fp32 [B, K, V].
         anchor: int64 [B], the token before the first step.
         hidden: bf16 [B, K, H] for heads that read it.
+        temperatures: fp32 [B]; rows above 0 are sampled. None: all greedy.
+        noise: where the noise of sampled rows comes from; the offset is advanced by one.
+        logits_out: [B, K, V]: the step logits of sampled rows go there.
 
     Returns:
         int64 [B, K], target ids.
@@ -74,7 +82,18 @@ def reference_walk(
     for step in range(steps):
         hidden_step = None if hidden is None else hidden[:, step]
         state, latent = head.latent(state, prev, hidden_step)
-        chosen = select_greedy(step_logits(head, base_logits[:, step, : head.vocab], latent))
+        logits = step_logits(head, base_logits[:, step, : head.vocab], latent)
+        if temperatures is not None and noise is not None:
+            if logits_out is not None:
+                sampled = temperatures > 0
+                logits_out[sampled, step, : head.vocab] = logits[sampled].to(logits_out.dtype)
+            words = philox_words(head.vocab, batch, step, noise.key, int(noise.offset.item()))
+            scores = sampled_scores(logits.float(), temperatures, words.to(logits.device))
+            chosen = select_greedy(scores)
+        else:
+            chosen = select_greedy(logits)
         prev = chosen if head.draft_to_target is None else head.draft_to_target[chosen]
         tokens.append(prev)
+    if noise is not None:
+        noise.offset.add_(1)
     return torch.stack(tokens, 1)

@@ -12,6 +12,7 @@ import torch
 from wts.compile import KERNEL_NAME, WalkArgs, compile_walk
 from wts.emulator import Emulator
 from wts.errors import DeviceError, InputError, PlanError, WalkTimeout, describe
+from wts.noise import Noise
 from wts.pack import PackedHead, pack_head
 from wts.plan import ResidencyPlan
 from wts.reference import reference_walk
@@ -115,6 +116,8 @@ class Walker:
         *,
         hidden: torch.Tensor | None = None,
         temperatures: torch.Tensor | None = None,
+        noise: Noise | None = None,
+        logits_out: torch.Tensor | None = None,
         out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Draft a block.
@@ -126,7 +129,14 @@ class Walker:
             anchor: int64 [B], the token before the first step; any stride. An anchor outside the
                 table is clamped for the look-up and counted in `report()`.
             hidden: [B, K, H], for heads that read it; None for a Markov head.
-            temperatures: fp32 [B], 0 for greedy rows; None for all greedy.
+            temperatures: fp32 [B], under a plan with sampled=True: rows above 0 are sampled, all
+                others (0, negative, NaN) are greedy. Read by the kernel, so one captured graph
+                serves any mix. None under a greedy plan, and then all rows are greedy.
+            noise: where the noise of sampled rows comes from, under a plan with sampled=True. Its
+                offset is advanced by one, on the device.
+            logits_out: [B, K, V'] in the step's type (the promotion of base logits and table):
+                where sampled rows leave the step logits they were drawn from. Rows of greedy
+                requests are not written. None: nowhere.
             out: int64 [B, K], contiguous: where the tokens go; a new tensor by default.
 
         Returns:
@@ -135,19 +145,40 @@ class Walker:
         Raises:
             InputError: an argument that does not fit the head or the plan.
         """
-        self._check_inputs(base_logits, anchor, hidden, temperatures, out)
+        self._check_inputs(base_logits, anchor, hidden, out)
+        self._check_sampling(base_logits, temperatures, noise, logits_out)
         if self._device_walk is not None:
             batch, steps, _ = base_logits.shape
             if out is None:
                 out = torch.empty(batch, steps, dtype=torch.int64, device=base_logits.device)
-            self._device_walk.launch(base_logits, anchor, out)
+            self._device_walk.launch(
+                base_logits,
+                anchor,
+                out,
+                temperatures=temperatures,
+                noise=noise,
+                logits_out=logits_out,
+            )
             return out
         if self._emulator is not None:
-            tokens, clamped = self._emulator.walk(base_logits.cpu(), anchor.cpu())
+            tokens, clamped = self._emulator.walk(
+                base_logits.cpu(),
+                anchor.cpu(),
+                temperatures=None if temperatures is None else temperatures.cpu(),
+                noise=noise,
+                logits_out=logits_out,
+            )
         else:
             device = self.head.projection.device
             clamped = int(((anchor < 0) | (anchor >= self.head.table_rows)).sum())
-            tokens = reference_walk(self.head, base_logits.to(device), anchor.to(device))
+            tokens = reference_walk(
+                self.head,
+                base_logits.to(device),
+                anchor.to(device),
+                temperatures=None if temperatures is None else temperatures.to(device),
+                noise=noise,
+                logits_out=logits_out,
+            )
         self._clamped += clamped
         tokens = tokens.to(base_logits.device)
         return tokens if out is None else out.copy_(tokens)
@@ -196,7 +227,6 @@ class Walker:
         base_logits: torch.Tensor,
         anchor: torch.Tensor,
         hidden: torch.Tensor | None,
-        temperatures: torch.Tensor | None,
         out: torch.Tensor | None,
     ) -> None:
         plan = self.plan
@@ -247,11 +277,6 @@ class Walker:
                 "hidden: wanted None, since a Markov head reads no hidden states, "
                 f"found {type(hidden).__name__}; leave it out"
             )
-        if temperatures is not None:
-            raise InputError(
-                "temperatures: wanted None under a greedy plan, "
-                f"found {type(temperatures).__name__}; leave it out"
-            )
         if out is not None and (
             out.dtype != torch.int64
             or tuple(out.shape) != (batch, steps)
@@ -261,6 +286,72 @@ class Walker:
             raise InputError(
                 f"out: wanted contiguous int64[{batch}, {steps}] on {base_logits.device}, "
                 f"found {describe(out)} on {out.device}; allocate it so"
+            )
+
+    def _check_sampling(
+        self,
+        base_logits: torch.Tensor,
+        temperatures: torch.Tensor | None,
+        noise: Noise | None,
+        logits_out: torch.Tensor | None,
+    ) -> None:
+        plan, device = self.plan, base_logits.device
+        batch, steps = base_logits.shape[:2]
+        if not plan.sampled:
+            for name, value in (
+                ("temperatures", temperatures),
+                ("noise", noise),
+                ("logits_out", logits_out),
+            ):
+                if value is not None:
+                    raise InputError.mismatch(
+                        name,
+                        wanted="None under a greedy plan",
+                        found=type(value).__name__,
+                        fix="leave it out, or plan with sampled=True",
+                    )
+            return
+        if temperatures is None or noise is None:
+            raise InputError.mismatch(
+                "temperatures" if temperatures is None else "noise",
+                wanted="a value under a plan with sampled=True",
+                found="None",
+                fix="pass it, or use a greedy plan",
+            )
+        if (
+            temperatures.dtype != torch.float32
+            or tuple(temperatures.shape) != (batch,)
+            or not temperatures.is_contiguous()
+            or temperatures.device != device
+        ):
+            raise InputError.mismatch(
+                "temperatures",
+                wanted=f"contiguous float32[{batch}] on {device}",
+                found=f"{describe(temperatures)} on {temperatures.device}",
+                fix="convert it",
+            )
+        if noise.offset.device != device:
+            raise InputError.mismatch(
+                "noise.offset",
+                wanted=f"a counter on {device}",
+                found=f"one on {noise.offset.device}",
+                fix="allocate it there",
+            )
+        dtype = _DTYPES[plan.step_type]
+        if logits_out is not None and (
+            logits_out.dtype != dtype
+            or logits_out.ndim != 3
+            or tuple(logits_out.shape[:2]) != (batch, steps)
+            or logits_out.shape[2] < plan.vocab
+            or logits_out.stride(2) != 1
+            or logits_out.device != device
+        ):
+            raise InputError.mismatch(
+                "logits_out",
+                wanted=f"{dtype}[{batch}, {steps}, at least {plan.vocab}] on {device}, "
+                "stride 1 in the last dimension",
+                found=f"{describe(logits_out)} on {logits_out.device}",
+                fix="allocate torch.zeros of that shape",
             )
 
 
@@ -381,6 +472,10 @@ class _DeviceWalk:
         base_logits: torch.Tensor,
         anchor: torch.Tensor,
         tokens: torch.Tensor,
+        *,
+        temperatures: torch.Tensor | None = None,
+        noise: Noise | None = None,
+        logits_out: torch.Tensor | None = None,
         trace: torch.Tensor | None = None,
     ) -> None:
         """Launch one walk on the current stream."""
@@ -399,6 +494,12 @@ class _DeviceWalk:
             anchor=anchor.data_ptr(),
             anchor_stride=anchor.stride(0),
             tokens=tokens.data_ptr(),
+            temperatures=None if temperatures is None else temperatures.data_ptr(),
+            noise_offset=None if noise is None else noise.offset.data_ptr(),
+            noise_key=0 if noise is None else noise.key,
+            logits_out=None if logits_out is None else logits_out.data_ptr(),
+            logits_request_stride=0 if logits_out is None else logits_out.stride(0),
+            logits_step_stride=0 if logits_out is None else logits_out.stride(1),
             slots=self.slots.data_ptr(),
             status=self.status.data_ptr(),
             trace=None if trace is None else trace.data_ptr(),

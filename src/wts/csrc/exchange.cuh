@@ -74,10 +74,9 @@ __device__ __forceinline__ ExchangeWord* exchange_slots(ExchangeWord* workspace,
   const int line = static_cast<int>(sequence & 1u) * (plan::GROUPS * plan::COLUMNS) + request;
   return workspace + line * plan::SLOT_LINE_WORDS;
 }
-// The words one warp has seen of one exchange, and the best of them so far.
+// The words one warp has seen of one exchange.
 struct Gathered {
   ExchangeWord words[BLOCKS_PER_LANE];
-  int token = 0;  // the winner, once all have come
 
   __device__ __forceinline__ void request(const ExchangeWord* slots, u32 tag) {
     const int lane = lane_index();
@@ -87,15 +86,17 @@ struct Gathered {
                                                   : absent_word(tag);
   }
 
-  // Whether all words have come; if so `token` is the winner: the largest key, then the lowest block,
-  // then that block's lowest row. Shards ascend with the block number, so this is the lowest token
-  // among equals.
-  __device__ __forceinline__ bool settle(u32 tag) {
-    const int lane = lane_index();
+  __device__ __forceinline__ bool complete(u32 tag) const {
     bool missing = false;
 #pragma unroll
     for (int i = 0; i < BLOCKS_PER_LANE; ++i) missing |= word_tag(words[i]) != tag;
-    if (__any_sync(0xffffffffu, missing)) return false;
+    return !__any_sync(0xffffffffu, missing);
+  }
+
+  // The row all agree on: the largest key, then the lowest block, then that block's lowest row.
+  // Shards ascend with the block number, so this is the lowest token among equals.
+  __device__ __forceinline__ int winner() const {
+    const int lane = lane_index();
     ExchangeWord mine = words[0];
     u32 block = static_cast<u32>(lane);
 #pragma unroll
@@ -106,18 +107,17 @@ struct Gathered {
       }
     }
     const int key = word_key(mine);
-    u32 winner;
+    u32 first;
     if constexpr (plan::WIDE) {
       const int best = warp_max(key);
-      winner = 0xffffu - warp_max_unsigned(key == best ? 0xffffu - block : 0u);
+      first = 0xffffu - warp_max_unsigned(key == best ? 0xffffu - block : 0u);
     } else {  // the key leaves sixteen bits free for the inverted block
       const u32 keyed = static_cast<u32>(key) | (0xffffu - block);
-      winner = 0xffffu - (static_cast<u32>(warp_max(static_cast<int>(keyed))) & 0xffffu);
+      first = 0xffffu - (static_cast<u32>(warp_max(static_cast<int>(keyed))) & 0xffffu);
     }
-    const int row = __shfl_sync(0xffffffffu, word_row(mine), static_cast<int>(winner & 31u));
+    const int row = __shfl_sync(0xffffffffu, word_row(mine), static_cast<int>(first & 31u));
     // In range for any bits in memory.
-    token = min(max(static_cast<int>(winner) * plan::ROWS + row, 0), plan::VOCAB - 1);
-    return true;
+    return min(max(static_cast<int>(first) * plan::ROWS + row, 0), plan::VOCAB - 1);
   }
 
   // The lowest block whose word has not come, for a report.

@@ -18,9 +18,10 @@ struct Shared {
   alignas(16) Byte base[plan::BASE_SLOTS][plan::COLUMNS][plan::BASE_LINE_BYTES];
   // Random words of the shard, drawn ahead in the same slots, for sampled walks.
   alignas(16) unsigned int noise[plan::NOISE_SLOTS][plan::COLUMNS][plan::NOISE_ROWS];
-  // Quantised latents in fragment order, and their scales.
+  // Temperature of each request; not above 0 where it is greedy.
+  alignas(16) float temperature[plan::GROUPS][plan::COLUMNS];
+  // Quantised latents as they lie in the table: fragment order, then the scale.
   alignas(16) Byte latent[plan::GROUPS][plan::COLUMNS][plan::LATENT_LINE_BYTES];
-  alignas(16) float latent_scale[plan::GROUPS][plan::COLUMNS];
   // Best row of each sweeping warp: ordered key, and position in the shard.
   alignas(16) int candidate_key[plan::GROUPS][plan::COLUMNS][plan::SWEEP_WARPS];
   alignas(16) int candidate_row[plan::GROUPS][plan::COLUMNS][plan::SWEEP_WARPS];
@@ -29,10 +30,13 @@ struct Shared {
   Barrier latents_ready[plan::GROUPS];
   Barrier candidates_ready[plan::GROUPS];
   Barrier base_landed[plan::BASE_SLOTS];
+  Barrier base_copied[plan::BASE_SLOTS][plan::COLUMNS];
   // When to give up an exchange that is late already, by column.
   unsigned long long deadline[plan::COLUMNS];
   // The walk's first exchange, read once from the workspace.
   alignas(16) unsigned int sequence;
+  // The walk's number in the noise counter.
+  unsigned int noise_offset;
   // Set when a wait on another block ran out: the rest of the walk no longer waits.
   int abandoned;
 };

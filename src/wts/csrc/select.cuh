@@ -13,14 +13,15 @@ constexpr Number BASE_TYPE = static_cast<Number>(plan::BASE_TYPE);
 constexpr Number STEP_TYPE = static_cast<Number>(plan::STEP_TYPE);
 constexpr int BASE_BYTES = BASE_TYPE == Number::FP32 ? 4 : 2;
 
-// The base logit at a shared-memory address; a line may start at any element, so never wider.
-__device__ __forceinline__ float load_base(const Byte* pointer) {
+// Two consecutive base logits; their address is a multiple of their size.
+__device__ __forceinline__ float2 load_base_pair(const Byte* pointer) {
   if constexpr (BASE_TYPE == Number::FP32) {
-    return *reinterpret_cast<const float*>(pointer);
+    return {reinterpret_cast<const float*>(pointer)[0], reinterpret_cast<const float*>(pointer)[1]};
   } else {
-    const u32 bits = *reinterpret_cast<const u16*>(pointer);
-    if constexpr (BASE_TYPE == Number::FP16) return half_to_float(bits);
-    return __uint_as_float(bits << 16);
+    const u32 pair = *reinterpret_cast<const u32*>(pointer);
+    if constexpr (BASE_TYPE == Number::FP16)
+      return {half_to_float(pair & 0xffffu), half_to_float(pair >> 16)};
+    return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
   }
 }
 
@@ -43,6 +44,17 @@ __device__ __forceinline__ void round_pair(float& first, float& second) {
   }
 }
 
+// A rounded step logit, as the step's number type stores it.
+__device__ __forceinline__ void store_step_logit(Byte* logits, long long at, float x) {
+  if constexpr (STEP_TYPE == Number::FP32) {
+    reinterpret_cast<float*>(logits)[at] = x;
+  } else if constexpr (STEP_TYPE == Number::FP16) {
+    reinterpret_cast<u16*>(logits)[at] = static_cast<u16>(round_half(x));
+  } else {
+    reinterpret_cast<u16*>(logits)[at] = static_cast<u16>(__float_as_uint(x) >> 16);
+  }
+}
+
 // ---- order -------------------------------------------------------------------------------------
 
 constexpr int NEVER = static_cast<int>(0x80000000u);  // below the key of -inf
@@ -55,6 +67,13 @@ __device__ __forceinline__ int ordered_key(float score) {
   }
   return bits ^ ((bits >> 31) & 0x7fffffff);
 }
+
+// The score a key was made of (a NaN gives one that compares with nothing).
+__device__ __forceinline__ float score_of_key(int key) {
+  return __int_as_float(key ^ ((key >> 31) & 0x7fffffff));
+}
+
+__device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
 // A compact candidate keeps the bf16 key above the inverted row, so that one signed maximum picks
 // the largest key and, among equals, the lowest row. The tag of the exchange fits below.
@@ -71,14 +90,14 @@ __device__ __forceinline__ int compact_row(u32 candidate) {
   return LAST_ROW - static_cast<int>((candidate >> TAG_BITS) & LAST_ROW);
 }
 
-// The best of a lane so far. Rows come in ascending order, so only a larger key replaces it.
+// The best of a lane so far: the largest key, then the lowest row.
 struct Best {
   int key = NEVER;
   int row = 0;
 
   __device__ __forceinline__ void offer(int candidate_key, int candidate_row) {
     if constexpr (plan::WIDE) {
-      if (candidate_key > key) {
+      if (candidate_key > key || (candidate_key == key && candidate_row < row)) {
         key = candidate_key;
         row = candidate_row;
       }

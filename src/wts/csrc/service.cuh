@@ -21,33 +21,30 @@ __device__ __noinline__ void report_timeout(Status* status, int* abandoned, int 
   __syncwarp();
 }
 
-// A latent on its way from the table to the sweeping warps, in registers of one warp.
-struct LatentInFlight {
-  static constexpr int PIECES = (2 * plan::RANK + 511) / 512;
-  u32 piece[PIECES][4];
-  u32 scale;
+// Random words are drawn by the service warps that have no column, or else by the column's own.
+constexpr int NOISE_WARPS = plan::SAMPLED ? plan::SERVICE_WARPS - plan::COLUMNS : 0;
+constexpr int NOISE_WARPS_PER_COLUMN = NOISE_WARPS > 0 ? NOISE_WARPS / plan::COLUMNS : 1;
 
-  __device__ __forceinline__ void load(const Byte* table_row) {
-    const int lane = lane_index();
-#pragma unroll
-    for (int i = 0; i < PIECES; ++i)
-      if ((i * 32 + lane) * 16 < 2 * plan::RANK)
-        load_global_16(piece[i], table_row + (i * 32 + lane) * 16);
-    scale = load_global_4(table_row + 2 * plan::RANK);
+// Draws one warp's part of the shard's random words for one row and step of the batch. The counter
+// names the token, the row, the step and the walk, so that no other part of the batch matters. Not
+// inlined: its registers are not the exchange's. Three at a time hide the latency of the rounds.
+__device__ __noinline__ void draw_noise(u32* words, int part, u32 row, u32 step, u32 offset,
+                                        u64 key) {
+  constexpr int QUADS = plan::ROWS / 4, STRIDE = 32 * NOISE_WARPS_PER_COLUMN;
+#pragma unroll 3
+  for (int quad = 32 * part + lane_index(); quad < QUADS; quad += STRIDE) {
+    const Words4 drawn = philox(blockIdx.x * QUADS + quad, row, step, offset,
+                                static_cast<u32>(key), static_cast<u32>(key >> 32));
+    store_shared_16(shared_address(words + 4 * quad), drawn.word);
   }
+}
 
-  __device__ __forceinline__ void store(Shared& shared, int group, int column) const {
-    const int lane = lane_index();
-    const u32 target = shared_address(shared.latent[group][column]);
-#pragma unroll
-    for (int i = 0; i < PIECES; ++i)
-      if ((i * 32 + lane) * 16 < 2 * plan::RANK)
-        store_shared_16(target + (i * 32 + lane) * 16, piece[i]);
-    if (lane == 0) shared.latent_scale[group][column] = __uint_as_float(scale);
-    __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.latents_ready[group]);
-  }
-};
+__device__ __forceinline__ void draw_column(const WalkArgs& args, Shared& shared, int column,
+                                            int part, int slot, int step, int group) {
+  if (shared.temperature[group][column] > 0.0f)
+    draw_noise(shared.noise[slot][column], part, static_cast<u32>(group * plan::COLUMNS + column),
+               static_cast<u32>(step), shared.noise_offset, args.noise_key);
+}
 
 struct ServiceWarp {
   const WalkArgs& args;
@@ -91,7 +88,10 @@ struct ServiceWarp {
     const int column = this->column();
     const int rows_here = this->rows_here();
     const int request = this->request(group);
-    if (request >= args.num_requests) return 0;
+    if (request >= args.num_requests) {
+      if (lane == 0) barrier_arrive(&shared.base_copied[slot][column]);
+      return 0;
+    }
     const long long first = request * args.base_request_stride + step * args.base_step_stride +
                             static_cast<long long>(blockIdx.x) * plan::ROWS;
     const u32 misaligned = base_misalignment(args, request, step);
@@ -100,9 +100,14 @@ struct ServiceWarp {
     const u32 wanted = misaligned + rows_here * BASE_BYTES;
     const bool whole = rows_here == plan::ROWS;
     const u32 bytes = whole ? (wanted + 15u) & ~15u : wanted & ~15u;
-    if (lane == 0 && bytes > 0) {
-      barrier_expect(&shared.base_landed[slot], bytes);
-      bulk_copy(line, source, bytes, &shared.base_landed[slot]);
+    if (lane == 0) {  // sweeping warps wait for the copy, or for its shift
+      Barrier* copied = (misaligned & 3u) == 0 ? &shared.base_landed[slot]
+                                               : &shared.base_copied[slot][column];
+      if (bytes > 0) {
+        barrier_expect(copied, bytes);
+        bulk_copy(line, source, bytes, copied);
+      }
+      barrier_arrive(&shared.base_copied[slot][column]);
     }
     if (whole) return 0;
     const u32 offset = bytes + lane * BASE_BYTES;
@@ -111,20 +116,41 @@ struct ServiceWarp {
   }
 
   // Completes what begin_base left, and counts this column as staged.
-  __device__ __forceinline__ void finish_base(int slot, int step, int group, u32 carried) const {
-    const int lane = lane_index();
+  __device__ __forceinline__ void finish_base(int slot, int step, int group, u32 carried,
+                                              u32 parity) const {
     const int column = this->column();
-    const int rows_here = this->rows_here();
-    const int request = this->request(group);
-    if (rows_here != plan::ROWS && request < args.num_requests) {
-      const u32 bytes =
-          (base_misalignment(args, request, step) + rows_here * BASE_BYTES) & ~15u;
-      const u32 offset = bytes + lane * BASE_BYTES;
-      if (offset + BASE_BYTES <= plan::BASE_LINE_BYTES)
-        store_base(shared.base[slot][column] + offset, carried);
+    if constexpr (plan::SAMPLED && NOISE_WARPS == 0)
+      draw_column(args, shared, column, 0, slot, step, group);
+    if (request(group) < args.num_requests) {
+      Byte* line = shared.base[slot][column];
+      const u32 misaligned = base_misalignment(args, request(group), step);
+      if (rows_here() != plan::ROWS) {
+        const u32 bytes = (misaligned + rows_here() * BASE_BYTES) & ~15u;
+        const u32 offset = bytes + lane_index() * BASE_BYTES;
+        if (offset + BASE_BYTES <= plan::BASE_LINE_BYTES) store_base(line + offset, carried);
+      }
+      if ((misaligned & 3u) != 0) {
+        barrier_wait(&shared.base_copied[slot][column], parity);
+        shift_line(line);
+      }
     }
     __syncwarp();
-    if (lane == 0) barrier_arrive(&shared.base_landed[slot]);
+    if (lane_index() == 0) barrier_arrive(&shared.base_landed[slot]);
+  }
+
+  // Moves a line of two-byte elements one element down, words of two at a time.
+  __device__ __noinline__ static void shift_line(Byte* line) {
+    u32* words = reinterpret_cast<u32*>(line);
+    constexpr int WORDS = plan::BASE_LINE_BYTES / 4 - 1;
+    __syncwarp();
+    for (int first = 0; first < WORDS; first += 32) {
+      const int at = first + lane_index();
+      const u32 moved = at < WORDS ? __funnelshift_r(words[at], words[at + 1], 16) : 0u;
+      __syncwarp();
+      if (at < WORDS) words[at] = moved;
+      __syncwarp();
+    }
+    fence_async_proxy();
   }
 
   __device__ __forceinline__ int target_of(int token) const {
@@ -135,18 +161,35 @@ struct ServiceWarp {
     return args.table + static_cast<long long>(token) * plan::TABLE_ROW_BYTES;
   }
 
+  // Copies a table row to where the sweeping warps read it, and says so.
+  __device__ __forceinline__ void send_latent(int group, int token) const {
+    constexpr int PIECES = (plan::TABLE_ROW_BYTES + 511) / 512;
+    const Byte* source = table_row(token);
+    const u32 line = shared_address(shared.latent[group][column()]);
+    u32 piece[PIECES][4];
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+      const int at = (i * 32 + lane_index()) * 16;
+      if (at < plan::TABLE_ROW_BYTES) load_global_16(piece[i], source + at);
+    }
+#pragma unroll
+    for (int i = 0; i < PIECES; ++i) {
+      const int at = (i * 32 + lane_index()) * 16;
+      if (at < plan::TABLE_ROW_BYTES) store_shared_16(line + at, piece[i]);
+    }
+    __syncwarp();
+    if (lane_index() == 0) barrier_arrive(&shared.latents_ready[group]);
+  }
+
   // The anchor is the caller's: outside the table it is clamped, and counted once per request.
   __device__ __forceinline__ void send_anchor(int group) const {
     const int lane = lane_index();
-    const int column = this->column();
     const int request = this->request(group);
     long long anchor = request < args.num_requests ? args.anchor[request * args.anchor_stride] : 0;
     const long long clamped = min(max(anchor, 0ll), static_cast<long long>(plan::TABLE_ROWS - 1));
     if (anchor != clamped && blockIdx.x == 0 && lane == 0)
       atomicAdd(&args.status->clamped_anchors, 1u);
-    LatentInFlight latent;
-    latent.load(table_row(static_cast<int>(clamped)));
-    latent.store(shared, group, column);
+    send_latent(group, static_cast<int>(clamped));
   }
 
   // The block's best row of this step, published as soon as the sweeping warps have offered theirs.
@@ -182,29 +225,28 @@ struct ServiceWarp {
   }
 
   // Waits for all blocks' words, settles the token and, unless the walk ends, sends its latent.
+  // (Fetching the latent of the best word so far while others are missing was slower: measured.md.)
   __device__ __forceinline__ void conclude(int group, int step, u32 sequence) const {
     const int request = this->request(group);
     const u32 tag = exchange_tag(sequence);
     const ExchangeWord* slots = exchange_slots(args.slots, sequence, request);
-    Gathered gathered;
     // A poll that comes too early costs a whole round trip more than one a little late.
     const u32 published = clock_low();
     while (clock_low() - published < plan::FIRST_POLL_CYCLES) {
     }
+    Gathered gathered;
     for (u32 poll = 1;; ++poll) {
       gathered.request(slots, tag);
-      if (gathered.settle(tag)) break;
+      if (gathered.complete(tag)) break;
       if (*reinterpret_cast<volatile int*>(&shared.abandoned)) break;
       // The clock is read rarely: it is not on the path of a good walk.
       if ((poll & 255u) == 0 && out_of_time(poll))
         report_timeout(args.status, &shared.abandoned, gathered.first_missing(tag), step);
     }
+    const int target = target_of(gathered.winner());
     mark(args, step, DECODED);
-    const int target = target_of(gathered.token);
     if (step + 1 < args.num_steps) {
-      LatentInFlight latent;
-      latent.load(table_row(target));
-      latent.store(shared, group, column());
+      send_latent(group, target);
       mark(args, step, LATENT_SENT);
     }
     if (blockIdx.x == 0 && lane_index() == 0 && request < args.num_requests)
@@ -230,7 +272,8 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   const auto stage = [&](int round) {
     const int begun = round - 1;
     if (begun >= 0 && begun < rounds)
-      self.finish_base(round_slot(begun), round_step(begun), round_group(begun), carried);
+      self.finish_base(round_slot(begun), round_step(begun), round_group(begun), carried,
+                       (begun / plan::BASE_SLOTS) & 1);
     if (round < rounds)
       carried = self.begin_base(round_slot(round), round_step(round), round_group(round));
   };
@@ -253,8 +296,37 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
     }
   }
   // Block 0 ends after every block has published step 0, so all have read the old value.
-  if (blockIdx.x == 0 && threadIdx.x == plan::SWEEP_WARPS * 32)
+  if (blockIdx.x == 0 && threadIdx.x == plan::SWEEP_WARPS * 32) {
     args.status->sequence = sequence_of(args.num_steps);
+    if constexpr (plan::SAMPLED) *args.noise_offset += 1;
+  }
+}
+
+// A service warp without a column draws noise, a full ring ahead. Its arrival at every step's latents
+// keeps the sweep from running ahead of it, so that it never misses a phase of the candidates.
+__device__ __forceinline__ void noise_role(const WalkArgs& args, Shared& shared) {
+  const int helper = warp_index() - plan::SWEEP_WARPS - plan::COLUMNS;
+  const int rounds = args.num_steps * plan::GROUPS;
+  const auto draw = [&](int round) {
+    if (round >= rounds) return;
+    draw_column(args, shared, helper % plan::COLUMNS, helper / plan::COLUMNS, round_slot(round),
+                round_step(round), round_group(round));
+    __syncwarp();
+    if (lane_index() == 0) barrier_arrive(&shared.base_landed[round_slot(round)]);
+  };
+#pragma unroll 1
+  for (int group = 0; group < plan::GROUPS; ++group)
+    if (lane_index() == 0) barrier_arrive(&shared.latents_ready[group]);
+#pragma unroll 1
+  for (int round = 0; round < plan::BASE_SLOTS; ++round) draw(round);
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+    const int group = round_group(round);
+    barrier_wait(&shared.candidates_ready[group], round_step(round) & 1);
+    if (lane_index() == 0 && round_step(round) + 1 < args.num_steps)
+      barrier_arrive(&shared.latents_ready[group]);
+    draw(round + plan::BASE_SLOTS);
+  }
 }
 
 }  // namespace wts

@@ -2,6 +2,7 @@
 // multiplies them with the latents of up to four requests and offers its best row.
 #pragma once
 #include "exchange.cuh"
+#include "noise.cuh"
 
 namespace wts {
 
@@ -15,6 +16,11 @@ struct WalkArgs {
   const long long* anchor;     // [B]
   long long anchor_stride;
   long long* tokens;           // [B, K]
+  const float* temperatures;   // [B], in a sampled plan
+  long long* noise_offset;     // [1], in a sampled plan
+  u64 noise_key;
+  Byte* logits_out;            // [B, K, V] in the step's type, or null
+  long long logits_request_stride, logits_step_stride;  // in elements
   ExchangeWord* slots;
   Status* status;
   u64* trace;
@@ -71,7 +77,8 @@ __device__ constexpr int fragment_source(int position) {  // offset among the wa
   return source[position];
 }
 
-// Staged base logits start at a 16-byte boundary at or before the shard's first one.
+// Staged base logits start at a 16-byte boundary at or before the shard's first one, so that whole
+// pieces can be copied. An odd element of two bytes is shifted by one once it has landed.
 __device__ __forceinline__ u32 base_misalignment(const WalkArgs& args, int request, int step) {
   const u32 element = static_cast<u32>(request) * static_cast<u32>(args.base_request_stride) +
                       static_cast<u32>(step) * static_cast<u32>(args.base_step_stride) +
@@ -113,6 +120,16 @@ __device__ __forceinline__ void load_register_fragments(const WalkArgs& args, Re
       load_global_16(weights[fragment_place(position)], mine + fragment_source(position));
 }
 
+// The step logits a sampled row is drawn from, for whoever verifies the draft.
+__device__ __forceinline__ void export_logits(const WalkArgs& args, int request, int step, int row,
+                                              float x0, float x1) {
+  const int token = static_cast<int>(blockIdx.x) * plan::ROWS + row;
+  if (args.logits_out == nullptr || request >= args.num_requests) return;
+  const long long at = request * args.logits_request_stride + step * args.logits_step_stride + token;
+  if (token < plan::VOCAB) store_step_logit(args.logits_out, at, x0);
+  if (token + 1 < plan::VOCAB) store_step_logit(args.logits_out, at + 1, x1);
+}
+
 // One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
 // exchange, rather than kept beside the weights.
 __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared,
@@ -145,6 +162,7 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
   __syncwarp();
 
   Best best;
+  float threshold = minus_infinity();  // a score somebody of this warp has, by request
 #pragma unroll
   for (int phase = 0; phase < plan::PHASES; ++phase) {
     int sums[LIVE][4];
@@ -176,34 +194,70 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
     if (phase == 0) barrier_wait(&shared.base_landed[slot], (round / plan::BASE_SLOTS) & 1);
     if (phase == plan::PHASES - 1) mark(args, step, SWEPT);
     const LaneRows rows(warp, lane);
-    const Byte* line = shared.base[slot][column] +
-                       base_misalignment(args, group * plan::COLUMNS + column, step);
-    const float latent_scale = shared.latent_scale[group][column];
+    const u32 misaligned = base_misalignment(args, group * plan::COLUMNS + column, step);
+    const Byte* line = shared.base[slot][column] + (misaligned & ~3u);
+    const float latent_scale =
+        *reinterpret_cast<const float*>(shared.latent[group][column] + 2 * plan::RANK);
     float2 scales[LIVE];
-    float bases[LIVE][2];
+    float2 bases[LIVE];
 #pragma unroll
     for (int live = 0; live < LIVE; ++live) {
       if (phase * LIVE + live >= ACCUMULATORS) continue;
       const int row = rows.row(phase * LIVE + live);
       scales[live] = *reinterpret_cast<const float2*>(&shared.row_scale[row]);
-      bases[live][0] = load_base(line + row * BASE_BYTES);
-      bases[live][1] = load_base(line + row * BASE_BYTES + BASE_BYTES);
+      bases[live] = load_base_pair(line + row * BASE_BYTES);
     }
     __syncwarp();  // these loads, too, together
+    float logits[LIVE][2];
 #pragma unroll
     for (int live = 0; live < LIVE; ++live) {
-      const int accumulator = phase * LIVE + live;
-      if (accumulator >= ACCUMULATORS) continue;
-      const int row = rows.row(accumulator);
+      if (phase * LIVE + live >= ACCUMULATORS) continue;
       const int(&sum)[4] = sums[live];
-      float x0 = step_sum(sum[0], sum[1], __fmul_rn(scales[live].x, latent_scale), bases[live][0]);
-      float x1 = step_sum(sum[2], sum[3], __fmul_rn(scales[live].y, latent_scale), bases[live][1]);
-      round_pair(x0, x1);
-      // Column pairs without a tile of this accumulator must not win.
-      const int variants = min(SHARING, plan::WARP_TILES - accumulator * SHARING);
-      const bool present = variants * plan::COLUMNS == 4 || result_pair < variants * plan::COLUMNS;
-      best.offer(present ? ordered_key(x0) : NEVER, row);
-      best.offer(present ? ordered_key(x1) : NEVER, row + 1);
+      const float2 scale = scales[live], base = bases[live];
+      logits[live][0] = step_sum(sum[0], sum[1], __fmul_rn(scale.x, latent_scale), base.x);
+      logits[live][1] = step_sum(sum[2], sum[3], __fmul_rn(scale.y, latent_scale), base.y);
+      round_pair(logits[live][0], logits[live][1]);
+    }
+    // Column pairs without a tile of an accumulator must not win.
+    const auto present = [&](int live) {
+      const int variants = min(SHARING, plan::WARP_TILES - (phase * LIVE + live) * SHARING);
+      return variants * plan::COLUMNS == 4 || result_pair < variants * plan::COLUMNS;
+    };
+    const float temperature = plan::SAMPLED ? shared.temperature[group][column] : 0.0f;
+#pragma unroll
+    for (int live = 0; live < LIVE; ++live) {
+      if (phase * LIVE + live >= ACCUMULATORS) continue;
+      const int row = rows.row(phase * LIVE + live);
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        // The score of a greedy row is its logit; so is a sampled row's where that is -inf.
+        const bool sampled = plan::SAMPLED && temperature > 0.0f && logits[live][j] != minus_infinity();
+        best.offer(present(live) && !sampled ? ordered_key(logits[live][j]) : NEVER, row + j);
+      }
+    }
+    if constexpr (plan::SAMPLED) {
+      if (__any_sync(0xffffffffu, temperature > 0.0f)) {
+        const u32* words = shared.noise[slot][column];
+        ScoreSearch<2 * LIVE> search;
+#pragma unroll
+        for (int live = 0; live < LIVE; ++live) {
+          const bool here = phase * LIVE + live < ACCUMULATORS && temperature > 0.0f && present(live);
+          const int row = rows.row(phase * LIVE + live);
+          const uint2 pair = here ? *reinterpret_cast<const uint2*>(words + row) : uint2{0, 0};
+          if (here)
+            export_logits(args, group * plan::COLUMNS + column, step, row, logits[live][0],
+                          logits[live][1]);
+          search.add(2 * live, here, logits[live][0], pair.x, temperature);
+          search.add(2 * live + 1, here, logits[live][1], pair.y, temperature);
+        }
+        search.run(temperature, threshold, best, [&](int index) {
+          int row = 0;
+#pragma unroll
+          for (int live = 0; live < LIVE; ++live)
+            if (index >> 1 == live) row = rows.row(phase * LIVE + live) + (index & 1);
+          return row;
+        }, words);
+      }
     }
   }
 

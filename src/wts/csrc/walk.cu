@@ -7,14 +7,28 @@ namespace wts {
 __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
   barrier_init(&shared.weights_landed, 1);
   for (int group = 0; group < plan::GROUPS; ++group) {
-    barrier_init(&shared.latents_ready[group], plan::COLUMNS);
+    barrier_init(&shared.latents_ready[group], plan::COLUMNS + NOISE_WARPS);
     barrier_init(&shared.candidates_ready[group], plan::SWEEP_WARPS);
   }
-  for (int slot = 0; slot < plan::BASE_SLOTS; ++slot)
-    barrier_init(&shared.base_landed[slot], plan::COLUMNS);
+  for (int slot = 0; slot < plan::BASE_SLOTS; ++slot) {
+    barrier_init(&shared.base_landed[slot], plan::COLUMNS + NOISE_WARPS);
+    for (int column = 0; column < plan::COLUMNS; ++column)
+      barrier_init(&shared.base_copied[slot][column], 1);
+  }
   shared.sequence = args.status->sequence;
+  if constexpr (plan::SAMPLED) shared.noise_offset = static_cast<u32>(*args.noise_offset);
   shared.abandoned = 0;
   fence_barrier_init();
+}
+
+// Temperatures are read here, in the kernel, so that one captured graph serves any mix of rows.
+__device__ __forceinline__ void read_temperatures(const WalkArgs& args, Shared& shared) {
+  const int request = threadIdx.x;
+  if (request >= plan::GROUPS * plan::COLUMNS) return;
+  float temperature = 0.0f;
+  if (request < args.num_requests) temperature = args.temperatures[request];
+  if (temperature > 0.0f) temperature = fmaxf(temperature, 1e-5f);
+  shared.temperature[request / plan::COLUMNS][request % plan::COLUMNS] = temperature;
 }
 
 // Offset of each fragment that lives in shared memory among its warp's packed tiles.
@@ -49,6 +63,7 @@ extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
   extern __shared__ __align__(128) Byte storage[];
   Shared& shared = *reinterpret_cast<Shared*>(storage);
   if (threadIdx.x == 0) prepare(args, shared);
+  if constexpr (plan::SAMPLED) read_temperatures(args, shared);
   __syncthreads();
 
   if (threadIdx.x < plan::SWEEP_WARPS * 32) {
@@ -57,6 +72,10 @@ extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
   } else {
     give_registers<plan::SERVICE_REGISTERS>();
     if (threadIdx.x >= plan::THREADS - 32) load_shared_weights(args, shared);
-    if (threadIdx.x / 32 - plan::SWEEP_WARPS < plan::COLUMNS) service_role(args, shared);
+    if (threadIdx.x / 32 - plan::SWEEP_WARPS < plan::COLUMNS) {
+      service_role(args, shared);
+    } else if constexpr (NOISE_WARPS > 0) {
+      noise_role(args, shared);
+    }
   }
 }
