@@ -31,8 +31,8 @@ CASES = json.loads((Path(__file__).parent / "cases" / "cases.json").read_text())
 
 COVERED: set[str] = set()
 ELSEWHERE = {
-    "graph-bakes-its-inputs": "tests/gpu/test_graphs.py",
-    "beside-another-kernel": "tests/gpu/test_faults.py",
+    "graph-bakes-its-inputs": "tests/gpu/test_device_graphs.py",
+    "beside-another-kernel": "tests/gpu/test_device_faults.py",
     "domino-first-token": "no Domino head yet",
 }
 
@@ -171,13 +171,13 @@ def test_anchors_outside_the_table_are_clamped_reported_and_harm_no_other(
     assert torch.equal(run(walker, base[2:3], anchor[2:3]), run(walker, base, inside)[2:3])
 
 
-VOCABS = [1, 2, 7, 15, 16, 17, 31, 33, 63, 127, 129, 1000, 2047, 2048, 2049]
+VOCABS = [1, 7, 15, 16, 17, 33, 2047, 2048, 2049]
 
 
 @case("tie-lowest-id")
 @pytest.mark.parametrize(
     ("vocab", "batch"),
-    [*((vocab, batch) for vocab in VOCABS for batch in (1, 2, 3, 4, 5)), (151_936, 4)],
+    [*((vocab, batch) for vocab in VOCABS for batch in (1, 2, 4, 5)), (151_936, 4)],
 )
 def test_token_0_wins_where_all_are_equal(backend: Backend, vocab: int, batch: int) -> None:
     head = silent(vocab)
@@ -191,7 +191,7 @@ def test_token_0_wins_where_all_are_equal(backend: Backend, vocab: int, batch: i
 
 
 @case("tie-lowest-id")
-@pytest.mark.parametrize("blocks", [1, 2, 7, 36, None])
+@pytest.mark.parametrize("blocks", [1, 7, 36, None])
 def test_the_lowest_of_equals_wins_on_every_grid(backend: Backend, blocks: int | None) -> None:
     """Two equals, at each distance that puts them in one tile, warp or block, or not."""
     head = silent(4999)
@@ -250,9 +250,9 @@ def test_a_map_need_not_increase(backend: Backend) -> None:
 @case("one-step-off")
 @pytest.mark.parametrize("batch", [1, 2, 4, 5])
 def test_step_k_reads_base_k(backend: Backend, batch: int) -> None:
-    head = silent(777)
-    wanted = (torch.arange(batch * 32).view(batch, 32) * 53 + 11) % 777
-    base = torch.zeros(batch, 32, 777, dtype=BF16).scatter(2, wanted[:, :, None], 1.0)
+    head = silent(517)
+    wanted = (torch.arange(batch * 32).view(batch, 32) * 53 + 11) % 517
+    base = torch.zeros(batch, 32, 517, dtype=BF16).scatter(2, wanted[:, :, None], 1.0)
     tokens = walk(backend, head, base, torch.zeros(batch, dtype=torch.int64))
     assert torch.equal(tokens, wanted)
 
@@ -280,7 +280,7 @@ def test_fewer_blocks_give_the_same_tokens(backend: Backend, batch: int) -> None
     head = spread_head(vocab=20_011)
     base, anchor = spread_base(head, batch, 7), anchors(head, batch, 5)
     wanted = walk(backend, head, base, anchor)
-    for blocks in (114, 100, 78, 36, 9):
+    for blocks in (100, 78, 36):
         assert torch.equal(walk(backend, head, base, anchor, blocks=blocks), wanted)
     assert torch.equal(wanted, formula(head, base, anchor))
 
@@ -307,7 +307,7 @@ def test_changed_weights_are_served_after_a_refresh_and_never_in_part(backend: B
 
 @case("other-ranks")
 @pytest.mark.parametrize("rank", RANKS)
-@pytest.mark.parametrize("batch", [1, 2, 4])
+@pytest.mark.parametrize("batch", [1, 4])
 def test_supported_ranks_walk(backend: Backend, rank: int, batch: int) -> None:
     head = spread_head(vocab=1003, rank=rank)
     base, anchor = spread_base(head, batch, 6), anchors(head, batch, 2)
@@ -340,19 +340,19 @@ def test_every_pair_of_types_walks(backend: Backend, base_type: str, table_type:
 def test_a_step_is_as_fine_as_its_type_and_no_finer(
     backend: Backend, base_type: str, table_type: str
 ) -> None:
-    """Token 3's bias is ahead by less and less; it wins as long as the step's type can tell."""
-    head = silent_head(40, dtype=DTYPES[table_type])
-    head.projection[3, 0] = 1.0
+    """Token 300's bias is ahead by less and less; it wins as long as the step's type can tell."""
+    head = silent_head(517, dtype=DTYPES[table_type])
+    head.projection[300, 0] = 1.0
+    head.table[:] = 0.0
     step_type = torch.promote_types(DTYPES[base_type], DTYPES[table_type])
+    base = torch.ones(1, 1, 517, dtype=DTYPES[base_type])
+    walker = walker_of(backend, head, batch=2, base_type=base_type)
     for exponent in range(4, 20):
         ahead = 2.0**-exponent
-        table = torch.zeros_like(head.table)
-        table[:, 0] = ahead
-        ahead_head = MarkovHead(table=table, projection=head.projection)
-        base = torch.ones(1, 1, 40, dtype=DTYPES[base_type])
+        head.table[:, 0] = ahead
+        walker.refresh(head)
         told = torch.tensor(1.0 + ahead).to(step_type) > 1.0
-        tokens = walk(backend, ahead_head, base, torch.tensor([5]))
-        assert tokens.item() == (3 if told else 0)
+        assert run(walker, base, torch.tensor([5])).item() == (300 if told else 0)
 
 
 @case("outlier-column")

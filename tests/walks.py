@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gc
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
 
 import torch
@@ -35,6 +38,12 @@ def walker_of(
     return Walker(head, plan, backend=backend)
 
 
+@lru_cache(maxsize=64)
+def twin(walker: Walker) -> Walker:
+    """The emulator of the same head under the same plan."""
+    return Walker(walker.head, walker.plan, backend="emulator")
+
+
 def moved(tensor: torch.Tensor, walker: Walker) -> torch.Tensor:
     """The same view of the same storage, where the walker wants it: strides and offset stay."""
     if walker.backend != "device":
@@ -65,3 +74,16 @@ def walk(
     batch = len(base) if batch is None else batch
     walker = walker_of(backend, head, batch=batch, blocks=blocks, base_type=base_type)
     return run(walker, base, anchor)
+
+
+@contextmanager
+def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
+    """Capture into a graph while nothing is collected: unloading a module breaks a capture."""
+    torch.cuda.synchronize()
+    gc.collect()
+    gc.disable()
+    try:
+        with torch.cuda.graph(graph):
+            yield
+    finally:
+        gc.enable()

@@ -1,0 +1,30 @@
+"""Tests in this folder need a Hopper GPU; elsewhere they are skipped, and say why."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from wts.device import LOCAL, gpu_spec
+from wts.errors import DeviceError
+
+HERE = Path(__file__).parent
+
+
+def unusable() -> str:
+    """Why these tests cannot run here, or ""."""
+    try:
+        gpu = gpu_spec(LOCAL)
+    except DeviceError as error:
+        return str(error)
+    return "" if gpu.is_hopper else f"needs a Hopper GPU, found {gpu.name}"
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    here = [item for item in items if HERE in item.path.parents]
+    reason = unusable() if here else ""
+    for item in here:
+        item.add_marker(pytest.mark.gpu)
+        if reason:
+            item.add_marker(pytest.mark.skip(reason=reason))
