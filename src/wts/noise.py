@@ -125,7 +125,9 @@ def _split(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
 
 
 def log_exponential(words: torch.Tensor) -> torch.Tensor:
-    """ln(-log1p(-u)), u = (word + 1/2) 2^-32 as fp32; +inf where u = 1.
+    """ln(-log1p(-u)), u = (word + 1/2) 2^-32 as fp32; the largest number where u = 1.
+
+    Infinity would put the row among those that a grammar masked, and the lowest of them would win.
 
     Args:
         words: int64, below 2^32.
@@ -139,7 +141,7 @@ def log_exponential(words: torch.Tensor) -> torch.Tensor:
     f = torch.where(exponent == 0, -u, f)
     exponential = -_log_of_parts(f, exponent)
     log = _log_of_parts(*_split(exponential))
-    return torch.where(rest > 0, log, torch.full_like(log, float("inf")))
+    return torch.where(rest > 0, log, torch.full_like(log, torch.finfo(torch.float32).max))
 
 
 def sampled_scores(

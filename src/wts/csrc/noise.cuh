@@ -52,7 +52,8 @@ __device__ __forceinline__ float log_normal(float value) {
   return log_of_parts(__fadd_rn(__int_as_float(bits - (exponent << 23)), -1.0f), exponent);
 }
 
-// ln(-log1p(-u)) for u = (word + 1/2) 2^-32 in (0, 1]; +inf for u = 1, which never wins.
+// ln(-log1p(-u)) for u = (word + 1/2) 2^-32 in (0, 1]; for u = 1 the largest number rather than
+// infinity, so that such a row still beats the masked ones, whose logits are -inf.
 __device__ __forceinline__ float log_exponential(u32 word) {
   const float u = __fmul_rn(__fadd_rn(__uint2float_rn(word), 0.5f), 2.3283064365386963e-10f);
   const float rest = __fadd_rn(1.0f, -u);
@@ -61,7 +62,7 @@ __device__ __forceinline__ float log_exponential(u32 word) {
   // Near 1 the rounded rest has lost u's low bits; u itself is the exact argument there.
   const float f = exponent == 0 ? -u : __fadd_rn(__int_as_float(bits - (exponent << 23)), -1.0f);
   const float exponential = -log_of_parts(f, exponent);
-  return rest > 0.0f ? log_normal(exponential) : __int_as_float(0x7f800000);
+  return rest > 0.0f ? log_normal(exponential) : __int_as_float(0x7f7fffff);
 }
 
 // The score a sampled row is drawn by. The temperature is at least 1e-5.
