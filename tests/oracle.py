@@ -6,6 +6,8 @@ emulator and the device compute has to equal this bit for bit.
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 import torch
@@ -61,6 +63,44 @@ def select(logits: torch.Tensor) -> list[int]:
                 best = token
         tokens.append(best)
     return tokens
+
+
+def philox4x32(counter: tuple[int, int, int, int], key: tuple[int, int]) -> list[int]:
+    """Four random words, ten rounds (Salmon et al., 2011), in Python's integers."""
+    c0, c1, c2, c3 = counter
+    k0, k1 = key
+    for _ in range(10):
+        high0, low0 = divmod(0xD2511F53 * c0, 1 << 32)
+        high1, low1 = divmod(0xCD9E8D57 * c2, 1 << 32)
+        c0, c1, c2, c3 = high1 ^ c1 ^ k0, low1, high0 ^ c3 ^ k1, low0
+        k0, k1 = (k0 + 0x9E3779B9) % (1 << 32), (k1 + 0xBB67AE85) % (1 << 32)
+    return [c0, c1, c2, c3]
+
+
+def random_word(token: int, row: int, step: int, key: int, offset: int) -> int:
+    """The word of one token: key and counter as the contract lays them out."""
+    counter = (token // 4, row, step, offset % (1 << 32))
+    return philox4x32(counter, (key % (1 << 32), key >> 32))[token % 4]
+
+
+def uniform(word: int) -> float:
+    """u = (word + 1/2) 2^-32, each operation rounded to fp32; 1 for the last words."""
+    return float((np.float32(word) + np.float32(0.5)) * np.float32(2.0**-32))
+
+
+def gumbel(word: int) -> float:
+    """-ln(-log1p(-u)) in fp64; -inf where u = 1."""
+    u = uniform(word)
+    return -math.inf if u == 1 else -math.log(-math.log1p(-u))
+
+
+def gumbels(vocab: int, rows: int, step: int, key: int, offset: int) -> torch.Tensor:
+    """Noise of one step, fp64 [rows, vocab]."""
+    noise = [
+        [gumbel(random_word(token, row, step, key, offset)) for token in range(vocab)]
+        for row in range(rows)
+    ]
+    return torch.tensor(noise, dtype=torch.float64)
 
 
 def int8_walk(head: MarkovHead, base_logits: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:

@@ -75,6 +75,7 @@ def plans(
             draw(gpus(hopper_only=hopper_only)),
             batch=draw(st.one_of(st.integers(1, min(4, max_batch)), st.integers(1, max_batch))),
             steps=draw(st.integers(1, 32)),
+            sampled=draw(st.booleans()),
             base_type=draw(st.sampled_from(NUMBER_TYPES)),
         )
     except PlanError:

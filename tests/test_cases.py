@@ -15,11 +15,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from bounds import decided, logit_bound
-from oracle import int8_walk, select
+from oracle import int8_walk, random_word, select
 from strategies import DTYPES, anchors, base_logits, silent_head, successor_head
-from walks import run, walk, walker_of
+from walks import moved, run, sample, walk, walker_of
 from wts.errors import HeadError
 from wts.heads import RANKS, MarkovHead
+from wts.noise import Noise
 from wts.plan import NUMBER_TYPES
 from wts.reference import reference_walk, step_logits
 from wts.walk import Backend
@@ -379,22 +380,194 @@ def test_an_outlier_column_stays_within_the_bound(backend: Backend, factor: floa
 
 # ---- sampled walks -----------------------------------------------------------------------------
 
-not_sampled_yet = pytest.mark.skip(reason="no sampled walks yet: temperatures are refused")
+MIXED = [0.0, 1.0, 1.0, 0.7, 0.0]
 
 
 @case("greedy-rows-in-a-mixed-batch")
-@not_sampled_yet
-def test_greedy_rows_do_not_depend_on_sampled_ones(backend: Backend) -> None:
-    raise NotImplementedError
+@pytest.mark.parametrize("greedy", [0.0, -0.0, -1.0, NAN])
+def test_rows_of_a_mixed_batch_do_not_depend_on_each_other(backend: Backend, greedy: float) -> None:
+    head = spread_head()
+    base, anchor = spread_base(head, 5, 6), anchors(head, 5, 3)
+    temperatures = [temperature or greedy for temperature in MIXED]
+    mixed = sample(backend, head, base, anchor, temperatures, offset=3)
+    all_greedy = walk(backend, head, base, anchor)
+    assert torch.equal(mixed.tokens[[0, 4]], all_greedy[[0, 4]])
+    assert not mixed.logits[[0, 4]].any(), "greedy rows export nothing"
+    for row in (1, 2, 3):
+        alone = [temperatures[row] if other == row else 0.0 for other in range(5)]
+        drawn = sample(backend, head, base, anchor, alone, offset=3)
+        assert torch.equal(drawn.tokens[row], mixed.tokens[row])
+        assert torch.equal(drawn.logits[row], mixed.logits[row])
+        # A hotter draw than the head's lead of a few units: it is not the greedy token.
+        hot = sample(backend, head, base, anchor, [50.0] * 5, offset=3)
+        assert not torch.equal(hot.tokens[row], all_greedy[row])
+
+
+@case("greedy-rows-in-a-mixed-batch")
+@pytest.mark.parametrize("batch", [1, 2, 4, 5])
+def test_a_sampled_plan_walks_greedy_rows_as_a_greedy_one(backend: Backend, batch: int) -> None:
+    head = spread_head()
+    base, anchor = spread_base(head, batch, 9), anchors(head, batch, 3)
+    drawn = sample(backend, head, base, anchor, [0.0] * batch)
+    assert torch.equal(drawn.tokens, walk(backend, head, base, anchor))
+    assert drawn.offset == 1
+
+
+def chi_square(counts: torch.Tensor, probabilities: torch.Tensor) -> float:
+    """Pearson's statistic of counts against probabilities."""
+    expected = probabilities.double() * counts.sum()
+    return float(((counts - expected) ** 2 / expected).sum())
+
+
+# The inputs are fixed, so a test either always passes or never; one in a million would be far off.
+CHI_SQUARE_LIMIT = {3: 30.7, 15: 58.0}
 
 
 @case("sampler-ignores-temperature")
-@not_sampled_yet
-def test_frequencies_are_those_of_the_softmax(backend: Backend) -> None:
-    raise NotImplementedError
+@pytest.mark.parametrize("temperature", [0.5, 1.0, 3.0])
+def test_frequencies_are_those_of_the_softmax(backend: Backend, temperature: float) -> None:
+    logits = torch.tensor([2.0, 1.5, 1.0, 0.5])
+    base = logits.to(BF16).expand(4, 32, 4)
+    counts = torch.zeros(4, dtype=torch.int64)
+    for offset in range(40):
+        drawn = sample(
+            backend, silent(4), base, torch.zeros(4).long(), [temperature] * 4, offset=offset
+        )
+        counts += torch.bincount(drawn.tokens.flatten(), minlength=4)
+    wanted = torch.softmax(logits.double() / temperature, 0)
+    if temperature == 1.0:
+        assert wanted[0].item() == pytest.approx(0.455, abs=1e-3)
+    assert chi_square(counts, wanted) < CHI_SQUARE_LIMIT[3]
 
 
 @case("graph-bakes-its-noise")
-@not_sampled_yet
-def test_every_call_draws_new_noise(backend: Backend) -> None:
-    raise NotImplementedError
+def test_every_call_draws_new_noise_and_advances_the_offset(backend: Backend) -> None:
+    base = torch.zeros(2, 8, 16, dtype=BF16)
+    anchor = torch.zeros(2, dtype=torch.int64)
+    walker = walker_of(backend, silent(16), batch=2, sampled=True)
+    noise = Noise(key=11, offset=moved(torch.tensor([5]), walker))
+    temperatures = moved(torch.tensor([0.7, 0.7]), walker)
+    arguments = moved(base, walker), moved(anchor, walker)
+    calls = [walker(*arguments, temperatures=temperatures, noise=noise).cpu() for _ in range(200)]
+    assert noise.offset.tolist() == [205]
+    assert len({tuple(tokens.flatten().tolist()) for tokens in calls}) == 200
+    counts = torch.bincount(torch.stack(calls).flatten(), minlength=16)
+    assert chi_square(counts, torch.full((16,), 1 / 16)) < CHI_SQUARE_LIMIT[15]
+    # The same offset draws the same tokens again; rows and steps draw different ones.
+    again = sample(backend, silent(16), base, anchor, [0.7, 0.7], key=11, offset=5)
+    assert torch.equal(again.tokens, calls[0])
+    assert not torch.equal(again.tokens[0], again.tokens[1])
+    assert len(set(again.tokens[0].tolist())) > 1
+
+
+@case("nan-row")
+@given(st.data())
+def test_a_nan_gives_the_lowest_nan_id_in_a_sampled_walk_too(
+    backend: Backend, data: st.DataObject
+) -> None:
+    head = spread_head()
+    bad = data.draw(st.lists(st.integers(0, head.vocab - 1), min_size=1, max_size=5))
+    step = data.draw(st.integers(0, 4))
+    base, anchor = spread_base(head, 2, 5), anchors(head, 2, 1)
+    plain = sample(backend, head, base, anchor, [1.0, 1.0])
+    base[1, step, bad] = NAN
+    drawn = sample(backend, head, base, anchor, [1.0, 1.0])
+    assert torch.equal(drawn.tokens[0], plain.tokens[0])
+    assert torch.equal(drawn.tokens[1, :step], plain.tokens[1, :step])
+    assert drawn.tokens[1, step] == min(bad)
+
+
+@case("nan-everywhere")
+@pytest.mark.parametrize("batch", [1, 2, 4, 5])
+def test_nothing_but_nan_gives_token_0_in_a_sampled_walk_too(backend: Backend, batch: int) -> None:
+    head = spread_head()
+    base = torch.full((batch, 3, head.vocab), NAN, dtype=BF16)
+    drawn = sample(backend, head, base, torch.arange(batch), [1.0] * batch)
+    assert not drawn.tokens.any()
+
+
+@case("masked-by-grammar")
+@given(st.data())
+def test_only_allowed_ids_are_drawn_in_a_sampled_walk_too(
+    backend: Backend, data: st.DataObject
+) -> None:
+    head = spread_head()
+    ids = st.integers(0, head.vocab - 1)
+    allowed = [data.draw(st.sets(ids, max_size=3)) for _ in range(6)]
+    plain = spread_base(head, 2, 6)
+    base = torch.full_like(plain, -INF)
+    for step, kept in enumerate(allowed):
+        base[:, step, list(kept)] = plain[:, step, list(kept)]
+    temperatures = [data.draw(st.sampled_from([0.1, 1.0, 30.0])) for _ in range(2)]
+    drawn = sample(
+        backend, head, base, anchors(head, 2, 2), temperatures, offset=data.draw(st.integers(0, 99))
+    )
+    for step, kept in enumerate(allowed):
+        assert set(drawn.tokens[:, step].tolist()) <= (kept or {0})
+
+
+@case("masked-by-grammar")
+def test_an_allowed_id_is_drawn_even_at_the_least_likely_word(backend: Backend) -> None:
+    """This word rounds to u = 1, whose noise is -inf: as far down as the ids that are masked."""
+    base = torch.full((1, 1, 40), -INF, dtype=BF16)
+    base[0, 0, 20] = 1.0
+    assert random_word(20, 0, 0, 12345, 1_305_610) == 4_294_967_223
+    drawn = sample(backend, silent(40), base, torch.tensor([0]), [1.0], key=12345, offset=1_305_610)
+    assert drawn.tokens.tolist() == [[20]]
+
+
+@case("tie-lowest-id")
+@pytest.mark.parametrize("blocks", [1, 7, None])
+def test_the_lowest_of_equal_scores_wins(backend: Backend, blocks: int | None) -> None:
+    """+inf less any noise is +inf: sampled scores that tie."""
+    head = silent(2049)
+    ids = [[5, 6], [31, 32], [127, 128, 2000], [1000, 2048], [2048]]
+    base = torch.zeros(1, len(ids), 2049, dtype=BF16)
+    for step, equals in enumerate(ids):
+        base[0, step, equals] = INF
+    drawn = sample(backend, head, base, torch.tensor([1]), [0.7], blocks=blocks)
+    assert drawn.tokens[0].tolist() == [min(equals) for equals in ids]
+
+
+@case("draft-map-applied-late")
+def test_a_sampled_walk_follows_the_map(backend: Backend) -> None:
+    """Noise is that of the draft id; each look-up is of the target id."""
+    head = spread_head(vocab=3001, draft_vocab=701)
+    assert head.draft_to_target is not None
+    base, anchor = spread_base(head, 3, 7), anchors(head, 3, 3)
+    drawn = sample(backend, head, base, anchor, [1.0, 0.0, 2.0], offset=9)
+    assert torch.isin(drawn.tokens, head.draft_to_target).all()
+    previous = anchor
+    for step in range(7):
+        latent = head.table[previous]
+        wanted = step_logits(head, base[:, step], latent).double()
+        off = (drawn.logits[:, step].double() - wanted).abs()
+        bound = logit_bound(head, base[:, step], latent)
+        assert bool((off <= bound)[[0, 2]].all())
+        previous = drawn.tokens[:, step]
+
+
+@case("dtype-silently-off")
+@pytest.mark.parametrize("base_type", NUMBER_TYPES)
+@pytest.mark.parametrize("table_type", NUMBER_TYPES)
+def test_sampled_logits_come_in_the_step_type(
+    backend: Backend, base_type: str, table_type: str
+) -> None:
+    head = silent_head(517, dtype=DTYPES[table_type])
+    base = base_logits(head, batch=2, steps=3, seed=1, base_type=base_type)
+    drawn = sample(backend, head, base, torch.tensor([1, 2]), [1.0, 0.5])
+    assert drawn.logits.dtype == torch.promote_types(base.dtype, head.table.dtype)
+    assert torch.equal(drawn.logits, base.to(drawn.logits.dtype))
+
+
+@case("plan-for-another-gpu")
+@pytest.mark.parametrize("batch", [1, 4])
+def test_fewer_blocks_draw_the_same_tokens(backend: Backend, batch: int) -> None:
+    head = spread_head(vocab=20_011)
+    base, anchor = spread_base(head, batch, 4), anchors(head, batch, 5)
+    temperatures = [0.0, 1.0, 0.3, 2.0][-batch:]
+    wanted = sample(backend, head, base, anchor, temperatures)
+    for blocks in (100, 36):
+        drawn = sample(backend, head, base, anchor, temperatures, blocks=blocks)
+        assert torch.equal(drawn.tokens, wanted.tokens)
+        assert torch.equal(drawn.logits, wanted.logits)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
@@ -12,6 +13,7 @@ import torch
 from strategies import DTYPES, hopper
 from wts.device import GpuSpec, gpu_spec
 from wts.heads import MarkovHead
+from wts.noise import Noise
 from wts.plan import NUMBER_TYPES, NumberType, plan_residency
 from wts.walk import Backend, Walker
 
@@ -30,11 +32,11 @@ def walker_of(
     batch: int = 4,
     blocks: int | None = None,
     base_type: NumberType = "bf16",
-    steps: int = 32,
+    sampled: bool = False,
 ) -> Walker:
     """A Walker of a head, kept for the next test that asks for the same."""
     gpu = gpu_of(backend, blocks)
-    plan = plan_residency(head, gpu, batch=batch, steps=steps, base_type=base_type)
+    plan = plan_residency(head, gpu, batch=batch, steps=32, base_type=base_type, sampled=sampled)
     return Walker(head, plan, backend=backend)
 
 
@@ -74,6 +76,65 @@ def walk(
     batch = len(base) if batch is None else batch
     walker = walker_of(backend, head, batch=batch, blocks=blocks, base_type=base_type)
     return run(walker, base, anchor)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Drawn:
+    """What a sampled walk gives back, on the CPU.
+
+    Args:
+        tokens: int64 [B, K].
+        logits: [B, K, V], step logits of sampled rows; what was there before elsewhere.
+        offset: the counter after the walk.
+    """
+
+    tokens: torch.Tensor
+    logits: torch.Tensor
+    offset: int
+
+
+def run_sampled(
+    walker: Walker,
+    base: torch.Tensor,
+    anchor: torch.Tensor,
+    temperatures: Sequence[float],
+    *,
+    key: int = 7,
+    offset: int = 0,
+    fill: float = 0.0,
+) -> Drawn:
+    """One call of a Walker whose plan is sampled; logits_out holds `fill` before it."""
+    counter = torch.tensor([offset])
+    logits = torch.full(base.shape, fill, dtype=DTYPES[walker.plan.step_type])
+    there, counter_there = moved(logits, walker), moved(counter, walker)
+    tokens = walker(
+        moved(base, walker),
+        moved(anchor, walker),
+        temperatures=moved(torch.tensor(temperatures, dtype=torch.float32), walker),
+        noise=Noise(key=key, offset=counter_there),
+        logits_out=there,
+    )
+    walker.check()
+    return Drawn(tokens=tokens.cpu(), logits=there.cpu(), offset=int(counter_there))
+
+
+def sample(
+    backend: Backend,
+    head: MarkovHead,
+    base: torch.Tensor,
+    anchor: torch.Tensor,
+    temperatures: Sequence[float],
+    *,
+    key: int = 7,
+    offset: int = 0,
+    batch: int | None = None,
+    blocks: int | None = None,
+) -> Drawn:
+    """One sampled call under a plan for its batch, or for a larger one."""
+    base_type = next(name for name in NUMBER_TYPES if DTYPES[name] == base.dtype)
+    batch = len(base) if batch is None else batch
+    walker = walker_of(backend, head, batch=batch, blocks=blocks, base_type=base_type, sampled=True)
+    return run_sampled(walker, base, anchor, temperatures, key=key, offset=offset)
 
 
 @contextmanager
