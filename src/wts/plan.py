@@ -11,6 +11,7 @@ Rows come in tiles of 16, tiles in pairs of 32 consecutive tokens. A block owns 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -38,19 +39,16 @@ SWEEP_WARPS = 8
 # Registers of a sweeping and of a service thread: 232 * 256 + 40 * 128 = 168 * 384, what a block of
 # 384 threads is launched with; drawing noise and 64-bit words want more of the second.
 GREEDY_REGISTERS, SAMPLED_REGISTERS = (232, 40), (224, 56)
-# Fragments in a sweeping warp's registers, and loads ahead, by (columns, sampled). Measured on an
-# H200 (docs/measured.md): more fragments leave no room to load ahead, fewer crowd shared memory.
-SWEEP_CHOICE = {
-    (1, False): (44, 6),
-    (2, False): (42, 4),
-    (4, False): (40, 4),
-    (1, True): (42, 4),
-    (2, True): (36, 4),
-    (4, True): (35, 4),
-}
+# Fragments in a sweeping warp's registers, loads ahead, accumulators at once. Measured on an H200
+# (docs/measured.md): more fragments leave no room to load ahead, fewer crowd shared memory. Where
+# fragments are streamed, the compiler needs more room not to spill.
+GREEDY_CHOICE = {1: (44, 6, 5), 2: (42, 4, 5), 4: (40, 4, 5)}  # by columns
+GROUPED_CHOICE = {4: (44, 3, 3)}  # several groups take turns: throughput counts, not latency
+SAMPLED_CHOICE = {1: (42, 4, 3), 2: (36, 4, 3), 4: (35, 4, 3)}
+STREAMING_CHOICE = {1: (36, 4, 5), 2: (32, 4, 5), 4: (35, 4, 3)}
+SAMPLED_STREAMING_CHOICE = {1: (38, 4, 3), 2: (32, 4, 3), 4: (35, 4, 3)}
 FIRST_POLL_CYCLES = 200
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
-GREEDY_LIVE, SAMPLED_LIVE = 5, 3  # accumulators of a sweeping warp at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -218,8 +216,9 @@ class ResidencyPlan:
     def places(self) -> list[tuple[Literal["register", "shared", "streamed"], int]]:
         """Place of each fragment in the order of `sweep_order`, and its index in that place.
 
-        Every slab has its share of fragments from shared memory, at its end: their loads are spread
+        Every slab has its share of fragments from elsewhere, at its end: their loads are spread
         over the sweep, and each has the slab's register fragments in front of it to hide behind.
+        Streamed ones come first, because the first loads are issued while the blocks exchange.
         """
         order = self.sweep_order()
         total, shared = len(order), self.shared_fragments + self.streamed_fragments
@@ -231,8 +230,14 @@ class ResidencyPlan:
         result: list[tuple[Literal["register", "shared", "streamed"], int]] = []
         counts = [0, 0]
         for away in kinds:
-            result.append(("shared" if away else "register", counts[away]))
+            index = counts[away]
             counts[away] += 1
+            if not away:
+                result.append(("register", index))
+            elif index < self.streamed_fragments:
+                result.append(("streamed", index))
+            else:
+                result.append(("shared", index - self.streamed_fragments))
         return result
 
     @property
@@ -242,8 +247,11 @@ class ResidencyPlan:
 
     def render_header(self) -> str:
         """The constants the kernel is compiled with; plain C++, no CUDA."""
-        # Registers count from 0 up, shared fragments from -1 down.
-        places = [index if place == "register" else -1 - index for place, index in self.places()]
+        # Registers count from 0 up; streamed fragments, then shared ones, from -1 down.
+        first = {"streamed": -1, "shared": -1 - self.streamed_fragments}
+        places = [
+            index if place == "register" else first[place] - index for place, index in self.places()
+        ]
         sources = [
             tile * self.tile_bytes + slab * FRAGMENT_BYTES for tile, slab in self.sweep_order()
         ]
@@ -264,6 +272,8 @@ class ResidencyPlan:
             "FRAGMENT_BYTES": FRAGMENT_BYTES,
             "REGISTER_FRAGMENTS": self.register_fragments,
             "SHARED_FRAGMENTS": self.shared_fragments,
+            "STREAMED_FRAGMENTS": self.streamed_fragments,
+            "PHASES_APART": int(self.streamed_fragments > 0 or self.groups > 1),
             "FRAGMENT_STORAGE": max(1, self.sweep_warps * self.shared_fragments),
             "LATENT_LINE_BYTES": self.latent_line_bytes,
             "COLUMNS": self.columns,
@@ -291,8 +301,8 @@ class ResidencyPlan:
         lines.append(f"#define WTS_WIDE {int(self.wide)}")
         lines.append("#define WTS_FRAGMENT_PLACE " + ", ".join(map(str, places)))
         lines.append("#define WTS_FRAGMENT_SOURCE " + ", ".join(map(str, sources)))
-        shared = [source for source, place in zip(sources, places, strict=True) if place < 0]
-        lines.append("#define WTS_SHARED_SOURCE " + ", ".join(map(str, shared or [0])))
+        away = [source for source, place in zip(sources, places, strict=True) if place < 0]
+        lines.append("#define WTS_AWAY_SOURCE " + ", ".join(map(str, away or [0])))
         lines.append("#ifndef WTS_TRACE\n#define WTS_TRACE 0\n#endif")
         lines.append("namespace wts {\nnamespace plan {")
         lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
@@ -384,20 +394,14 @@ def plan_residency(
         if value not in NUMBER_TYPES:
             raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
 
-    tiles = 2 * -(-shape.vocab // PAIR_ROWS)
     columns = 1 if batch == 1 else 2 if batch == 2 else 4
-    most_registers, queue_depth = SWEEP_CHOICE[columns, sampled]
-    sweep_registers, service_registers = SAMPLED_REGISTERS if sampled else GREEDY_REGISTERS
-    warp_tiles = -(-tiles // (spec.max_blocks * SWEEP_WARPS))
-    num_blocks = -(-tiles // (warp_tiles * SWEEP_WARPS))
-    slabs = shape.rank // SLAB
-    fragments = warp_tiles * slabs
-    most_registers -= max(0, slabs - 8) // 2  # a longer latent takes their place
-    register_fragments = min(fragments, most_registers)
     groups = -(-batch // columns)
-    widest = 4 // columns
-    accumulators = -(-warp_tiles // widest)
-    plan = ResidencyPlan(
+    sweep_registers, service_registers = SAMPLED_REGISTERS if sampled else GREEDY_REGISTERS
+    tiles = 2 * -(-shape.vocab // PAIR_ROWS)
+    warp_tiles = -(-tiles // (spec.max_blocks * SWEEP_WARPS))
+    accumulators = -(-warp_tiles // (4 // columns))
+    fragments = warp_tiles * (shape.rank // SLAB)
+    fullest = ResidencyPlan(
         gpu=spec.name,
         arch=spec.arch,
         vocab=shape.vocab,
@@ -409,42 +413,62 @@ def plan_residency(
         sampled=sampled,
         base_type=base_type,
         step_type=_promote(base_type, shape.table_type),
-        num_blocks=num_blocks,
+        num_blocks=-(-tiles // (warp_tiles * SWEEP_WARPS)),
         sweep_warps=SWEEP_WARPS,
         sweep_registers=sweep_registers,
         service_registers=service_registers,
         warp_tiles=warp_tiles,
-        register_fragments=register_fragments,
-        shared_fragments=fragments - register_fragments,
+        register_fragments=0,
+        shared_fragments=fragments,
         streamed_fragments=0,
         columns=columns,
         groups=groups,
         tiles_per_accumulator=-(-warp_tiles // accumulators),
-        phases=-(-accumulators // (SAMPLED_LIVE if sampled else GREEDY_LIVE)),
-        queue_depth=queue_depth,
+        phases=1,
+        queue_depth=1,
         base_slots=2,
         exchange_lag=1 if groups > 2 else 0,
         shared_limit=spec.shared_bytes_per_block,
         max_blocks=spec.max_blocks,
     )
-    while plan.shared_fragments > 0 and plan.shared_bytes > spec.shared_bytes_per_block:
-        plan = replace(
-            plan,
-            shared_fragments=plan.shared_fragments - 1,
-            streamed_fragments=plan.streamed_fragments + 1,
-        )
-    if plan.shared_bytes > spec.shared_bytes_per_block:
+    greedy = GREEDY_CHOICE if groups == 1 else GROUPED_CHOICE
+    plan = _place(fullest, SAMPLED_CHOICE if sampled else greedy)
+    if plan.streamed_fragments:
+        plan = _place(fullest, SAMPLED_STREAMING_CHOICE if sampled else STREAMING_CHOICE)
+    if plan.shared_bytes > plan.shared_limit:
         raise PlanError(
-            f"batch {batch} with base logits in {base_type}: wanted at most "
-            f"{spec.shared_bytes_per_block} bytes of shared memory, found {plan.shared_bytes}; "
-            "plan a smaller batch, or a GPU with more co-resident blocks"
+            f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} "
+            f"bytes of shared memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU "
+            "with more co-resident blocks"
         )
     while plan.base_slots < 4:  # stage further ahead where it costs no residency
         deeper = replace(plan, base_slots=plan.base_slots + 1)
-        if deeper.shared_bytes > spec.shared_bytes_per_block:
+        if deeper.shared_bytes > plan.shared_limit:
             break
         plan = deeper
     return plan
+
+
+def _place(plan: ResidencyPlan, choices: Mapping[int, tuple[int, int, int]]) -> ResidencyPlan:
+    """Fill registers, then shared memory; stream the rest."""
+    most_registers, queue_depth, live = choices[plan.columns]
+    most_registers -= max(0, plan.slabs - 8) // 2  # a longer latent takes their place
+    fragments = plan.warp_tiles * plan.slabs
+    registers = min(fragments, most_registers)
+    plan = replace(
+        plan,
+        register_fragments=registers,
+        shared_fragments=fragments - registers,
+        queue_depth=queue_depth,
+        phases=-(-plan.accumulators // live),
+    )
+    too_many = max(0, plan.shared_bytes - plan.shared_limit)
+    streamed = min(plan.shared_fragments, -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES)))
+    return replace(
+        plan,
+        shared_fragments=plan.shared_fragments - streamed,
+        streamed_fragments=streamed,
+    )
 
 
 def _promote(first: NumberType, second: NumberType) -> NumberType:

@@ -411,11 +411,6 @@ class _DeviceWalk:
                 f"device: wanted a Hopper GPU (9.0) and a plan for one, found {capability[0]}."
                 f"{capability[1]} and a plan for {plan.arch}; use backend='emulator' here"
             )
-        if plan.streamed_fragments:
-            raise PlanError(
-                f"plan: wanted every fragment resident, found {plan.streamed_fragments} streamed "
-                "ones a warp; use a GPU with more co-resident blocks or a smaller vocabulary"
-            )
         self.plan = plan
         self.device = device
         self.timeout_us = timeout_ms * 1000

@@ -51,12 +51,14 @@ constexpr int ACCUMULATORS = (plan::WARP_TILES + SHARING - 1) / SHARING;
 constexpr int LIVE = (ACCUMULATORS + plan::PHASES - 1) / plan::PHASES;  // at once
 constexpr int SLABS = plan::RANK / 32;
 constexpr int FRAGMENTS = plan::WARP_TILES * SLABS;
+constexpr int AWAY_FRAGMENTS = plan::STREAMED_FRAGMENTS + plan::SHARED_FRAGMENTS;
 static_assert(SHARING * plan::COLUMNS <= 4, "an accumulator has four column pairs");
 static_assert(SLABS % 2 == 0, "ranks are multiples of 64");
 
 // A fragment is one slab of one tile: 16 bytes of each lane, the operand of one matrix instruction.
 // Positions count the fragments of a warp in the order in which a sweep uses them.
-__device__ constexpr int fragment_place(int position) {  // register index, or -1 - shared index
+// One is in a register, or away: streamed from L2 in every sweep, or in shared memory.
+__device__ constexpr int fragment_place(int position) {  // register index, or -1 - away index
   constexpr int place[] = {WTS_FRAGMENT_PLACE};
   return place[position];
 }
@@ -75,6 +77,11 @@ __device__ constexpr int fragment_position(int phase, int slab, int variant, int
 __device__ constexpr int fragment_source(int position) {  // offset among the warp's packed tiles
   constexpr int source[] = {WTS_FRAGMENT_SOURCE};
   return source[position];
+}
+
+__device__ constexpr int away_source(int index) {
+  constexpr int source[] = {WTS_AWAY_SOURCE};
+  return source[index];
 }
 
 // Staged base logits start at a 16-byte boundary at or before the shard's first one, so that whole
@@ -138,15 +145,25 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
   const int slot = round % plan::BASE_SLOTS;
   const int lane = lane_index(), warp = warp_index();
 
-  // Fragments depend on no token: the first are in flight while the blocks exchange.
+  // Fragments depend on no token: the first are in flight while the blocks exchange. Streamed ones
+  // are the first, so that the longest way is begun the earliest.
   u32 queue[plan::QUEUE_DEPTH][4];
   const u32 fragments = shared_address(shared.fragments) + lane * 16 +
                         warp * (plan::SHARED_FRAGMENTS * plan::FRAGMENT_BYTES);
-  const auto load_fragment = [&](int index) {
-    load_shared_16(queue[index % plan::QUEUE_DEPTH], fragments + index * plan::FRAGMENT_BYTES);
+  const Byte* streamed = warp_tiles(args, warp) + lane * 16;
+  const int zero = args.num_requests >> 30;  // what the compiler cannot know
+  // `after` is a sum of the product that used the place before: the address waits for it in name
+  // only, but keeps the compiler from issuing all long loads at once and spilling.
+  const auto load_fragment = [&](int index, int after) {
+    u32(&held)[4] = queue[index % plan::QUEUE_DEPTH];
+    if (index < plan::STREAMED_FRAGMENTS) {
+      load_global_16(held, streamed + (away_source(index) + (after & zero)));
+    } else {
+      load_shared_16(held, fragments + (index - plan::STREAMED_FRAGMENTS) * plan::FRAGMENT_BYTES);
+    }
   };
 #pragma unroll
-  for (int i = 0; i < plan::QUEUE_DEPTH && i < plan::SHARED_FRAGMENTS; ++i) load_fragment(i);
+  for (int i = 0; i < plan::QUEUE_DEPTH && i < AWAY_FRAGMENTS; ++i) load_fragment(i, 0);
 
   const int operand_pair = lane >> 3, result_pair = lane & 3;
   const u32 latent = shared_address(shared.latent[group][operand_pair % plan::COLUMNS]) +
@@ -186,12 +203,14 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
             mma_s8(sums[live], a, b0, b1);
           }
           const int next = -1 - place + plan::QUEUE_DEPTH;
-          if (place < 0 && next < plan::SHARED_FRAGMENTS) load_fragment(next);
+          if (place < 0 && next < AWAY_FRAGMENTS) load_fragment(next, sums[live][0]);
         }
       }
     }
 
-    if (phase == 0) barrier_wait(&shared.base_landed[slot], (round / plan::BASE_SLOTS) & 1);
+    // Needed once; asking again keeps the compiler from mixing the phases' code, which spills.
+    if (phase == 0 || plan::PHASES_APART)
+      barrier_wait(&shared.base_landed[slot], (round / plan::BASE_SLOTS) & 1);
     if (phase == plan::PHASES - 1) mark(args, step, SWEPT);
     const LaneRows rows(warp, lane);
     const u32 misaligned = base_misalignment(args, group * plan::COLUMNS + column, step);

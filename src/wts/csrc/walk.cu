@@ -31,8 +31,8 @@ __device__ __forceinline__ void read_temperatures(const WalkArgs& args, Shared& 
   shared.temperature[request / plan::COLUMNS][request % plan::COLUMNS] = temperature;
 }
 
-// Offset of each fragment that lives in shared memory among its warp's packed tiles.
-__constant__ const int shared_source[] = {WTS_SHARED_SOURCE};
+// Offset of each fragment outside the registers among its warp's packed tiles.
+__constant__ const int away_offset[] = {WTS_AWAY_SOURCE};
 
 // The scales and the fragments that live in shared memory, by bulk copies of one whole warp.
 __device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared& shared) {
@@ -51,7 +51,7 @@ __device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared
 #pragma unroll 1
   for (int index = lane % LANES_PER_WARP; index < plan::SHARED_FRAGMENTS; index += LANES_PER_WARP)
     bulk_copy(shared.fragments[warp * plan::SHARED_FRAGMENTS + index],
-              warp_tiles(args, warp) + shared_source[index], plan::FRAGMENT_BYTES,
+              warp_tiles(args, warp) + away_offset[plan::STREAMED_FRAGMENTS + index], plan::FRAGMENT_BYTES,
               &shared.weights_landed);
 }
 
