@@ -46,10 +46,13 @@ def plan_of(
     base_type: NumberType = "bf16",
     *,
     blocks: int = 132,
+    sampled: bool = False,
     **shape: Any,
 ) -> ResidencyPlan:
     shape |= {"vocab": vocab, "rank": rank}
-    return plan_residency(Shape(**shape), hopper(blocks), batch=batch, base_type=base_type)
+    return plan_residency(
+        Shape(**shape), hopper(blocks), batch=batch, base_type=base_type, sampled=sampled
+    )
 
 
 def check_kernel(plan: ResidencyPlan, cache: Path) -> None:
@@ -73,6 +76,16 @@ class TestKernel:
     @pytest.mark.parametrize("batch", [5, 8, 16, 64])
     def test_of_larger_batches(self, batch: int, cache: Path) -> None:
         check_kernel(plan_of(151_936, 256, batch), cache)
+
+    @pytest.mark.parametrize("batch", [1, 2, 4, 8])
+    @pytest.mark.parametrize("vocab", [33, 32_000, 151_936])
+    def test_of_sampled_walks(self, vocab: int, batch: int, cache: Path) -> None:
+        check_kernel(plan_of(vocab, 256, batch, sampled=True), cache)
+
+    @pytest.mark.parametrize("base_type", ["fp16", "fp32"])
+    def test_of_sampled_walks_of_other_types(self, base_type: Any, cache: Path) -> None:
+        for batch in (1, 4):
+            check_kernel(plan_of(151_936, 256, batch, base_type, sampled=True), cache)
 
     @pytest.mark.parametrize("rank", [64, 128, 256, 512])
     @pytest.mark.parametrize("vocab", [1, 100, 5000])

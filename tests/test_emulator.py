@@ -10,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import decided, logit_bound
-from oracle import int8_logits, int8_walk, select
+from oracle import gumbels, int8_logits, int8_walk, select
 from strategies import DTYPES, anchors, base_logits, heads, hopper, silent_head, successor_head
 from wts.emulator import Emulator, ordered_key
 from wts.heads import RANKS, MarkovHead
+from wts.noise import Noise
 from wts.pack import pack_head, unpack_rows
 from wts.plan import NUMBER_TYPES, NumberType, plan_residency
 from wts.reference import reference_walk, step_logits
@@ -215,6 +216,98 @@ class TestEveryPlanIsTheSame:
         base = torch.full((1, 1, vocab), -1.0, dtype=torch.bfloat16)
         base[0, 0, list(equals)] = 3.0
         assert walk(head, base, torch.tensor([0]), blocks=blocks).tolist() == [[min(equals)]]
+
+
+class TestSampled:
+    """Exported logits are the contract's; tokens those of noise computed in fp64, where it can tell.
+
+    A score is x / T, an fp32 quotient, plus noise that is off by a few 2^-24 of its own size.
+    """
+
+    @staticmethod
+    def drawn(
+        head: MarkovHead,
+        base: torch.Tensor,
+        anchor: torch.Tensor,
+        temperatures: torch.Tensor,
+        *,
+        base_type: NumberType = "bf16",
+        blocks: int = 132,
+        key: int = 3,
+        offset: int = 9,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        plan = plan_residency(
+            head, hopper(blocks), batch=4, steps=32, base_type=base_type, sampled=True
+        )
+        made = Emulator(plan=plan, packed=pack_head(head, plan, CPU))
+        noise = Noise(key=key, offset=torch.tensor([offset]))
+        logits = torch.full(base.shape, 5.0, dtype=DTYPES[plan.step_type])
+        tokens, _ = made.walk(
+            base, anchor, temperatures=temperatures, noise=noise, logits_out=logits
+        )
+        assert noise.offset.item() == offset + 1
+        return tokens, logits
+
+    @given(
+        heads(max_vocab=70, ranks=(64,)),
+        st.lists(st.sampled_from([0.0, 1e-6, 0.3, 1.0, 4.0, -1.0, NAN]), min_size=3, max_size=3),
+        st.sampled_from(NUMBER_TYPES),
+        st.integers(0, (1 << 63) - 1),
+        seeds,
+    )
+    @settings(max_examples=30)
+    def test_draws_what_the_contract_draws(
+        self,
+        head: MarkovHead,
+        temperatures: list[float],
+        base_type: NumberType,
+        key: int,
+        seed: int,
+    ) -> None:
+        base = base_logits(head, batch=3, steps=3, seed=seed, base_type=base_type)
+        previous = anchors(head, 3, seed)
+        tokens, logits = self.drawn(
+            head, base, previous, torch.tensor(temperatures), base_type=base_type, key=key
+        )
+        for step in range(3):
+            x = int8_logits(head, base[:, step], previous)
+            scores = x.double()
+            noise = gumbels(head.vocab, 3, step, key, 9)
+            for row, temperature in enumerate(temperatures):
+                if temperature > 0:
+                    scores[row] = x[row].double() / max(temperature, 1e-5) + noise[row]
+                    assert torch.equal(logits[row, step], x[row])
+                else:
+                    assert bool((logits[row] == 5.0).all()), "greedy rows are not written"
+            wanted = torch.tensor(select(scores.float()))
+            finite = scores.clamp_min(-1e30)
+            slack = finite.abs() * 2.0**-22 + 2.0**-20
+            clear = decided(finite, slack) | ~(torch.tensor(temperatures) > 0)
+            if head.draft_to_target is not None:
+                wanted = head.draft_to_target[wanted]
+            assert torch.equal(tokens[clear, step], wanted[clear])
+            previous = tokens[:, step]
+
+    @given(heads(max_vocab=200, ranks=(64,)), seeds, st.integers(1, 3), st.integers(1, 3))
+    @settings(max_examples=20)
+    def test_any_two_plans_draw_the_same(
+        self, head: MarkovHead, seed: int, one: int, other: int
+    ) -> None:
+        base, anchor = base_logits(head, batch=2, steps=3, seed=seed), anchors(head, 2, seed)
+        temperatures = torch.tensor([1.0, 0.4])
+        first = self.drawn(head, base, anchor, temperatures, blocks=one)
+        second = self.drawn(head, base, anchor, temperatures, blocks=other)
+        assert all(map(torch.equal, first, second))
+
+    def test_the_number_of_a_row_is_in_its_noise_and_nothing_else_of_the_batch(self) -> None:
+        head = MarkovHead.random(vocab=99, rank=64, seed=1)
+        base = base_logits(head, batch=4, steps=4, seed=1)
+        base[:] = base[:1]
+        anchor, hot = torch.zeros(4).long(), torch.tensor([30.0] * 4)
+        tokens, _ = self.drawn(head, base, anchor, hot)
+        assert len({tuple(row) for row in tokens.tolist()}) == 4
+        fewer, _ = self.drawn(head, base[:2], anchor[:2], hot[:2])
+        assert torch.equal(fewer, tokens[:2])
 
 
 class TestCorners:

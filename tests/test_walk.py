@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from typing import Any
 
 import pytest
@@ -14,20 +15,33 @@ import wts.walk
 from strategies import anchors, base_logits, heads, hopper, silent_head, successor_head
 from wts.errors import DeviceError, InputError, PlanError, WalkError
 from wts.heads import MarkovHead
+from wts.noise import Noise
 from wts.plan import NUMBER_TYPES, NumberType, plan_residency
 from wts.walk import Backend, Walker
 
 BF16 = torch.bfloat16
+NAN = math.nan
 CPU_BACKENDS: tuple[Backend, ...] = ("emulator", "reference")
 
 each_backend = pytest.mark.parametrize("backend", CPU_BACKENDS)
 
 
 def walker(
-    head: MarkovHead, backend: Backend, *, base_type: NumberType = "bf16", **sizes: int
+    head: MarkovHead,
+    backend: Backend,
+    *,
+    base_type: NumberType = "bf16",
+    sampled: bool = False,
+    steps: int = 16,
 ) -> Walker:
-    plan = plan_residency(head, hopper(3), base_type=base_type, **({"batch": 4} | sizes))
+    plan = plan_residency(
+        head, hopper(3), base_type=base_type, batch=4, steps=steps, sampled=sampled
+    )
     return Walker(head, plan, backend=backend)
+
+
+def new_noise(offset: int = 0) -> Noise:
+    return Noise(key=1, offset=torch.tensor([offset]))
 
 
 class TestCall:
@@ -146,6 +160,66 @@ class TestCall:
         assert walker(head, "reference").memory_bytes == 0
 
 
+class TestSampledCall:
+    """Under a plan with sampled=True; what is drawn is tested beside the emulator and the cases."""
+
+    @each_backend
+    def test_logits_out_is_written_for_sampled_rows_only_and_up_to_the_vocabulary(
+        self, backend: Backend
+    ) -> None:
+        head = MarkovHead.random(vocab=41, rank=64, seed=1)
+        base = base_logits(head, batch=3, steps=4, seed=1)
+        walk = walker(head, backend, sampled=True)
+        wide = torch.full((3, 4, 48), 7.0, dtype=BF16)
+        temperatures = torch.tensor([0.0, 1.0, 0.0])
+        walk(
+            base, anchors(head, 3, 1), temperatures=temperatures, noise=new_noise(), logits_out=wide
+        )
+        assert bool((wide[[0, 2]] == 7.0).all())
+        assert bool((wide[1, :, 41:] == 7.0).all())
+        assert not (wide[1, :, :41] == 7.0).any()
+
+    @each_backend
+    def test_logits_out_may_be_a_crop_and_may_be_left_out(self, backend: Backend) -> None:
+        head = MarkovHead.random(vocab=41, rank=64, seed=1)
+        base, anchor = base_logits(head, batch=2, steps=4, seed=1), anchors(head, 2, 1)
+        walk = walker(head, backend, sampled=True)
+        hot = torch.tensor([3.0, 5.0])
+        whole = torch.zeros(2, 4, 41, dtype=BF16)
+        first = walk(base, anchor, temperatures=hot, noise=new_noise(), logits_out=whole)
+        crop = torch.zeros(2, 4, 50, dtype=BF16)[:, :, 3:44]
+        second = walk(base, anchor, temperatures=hot, noise=new_noise(), logits_out=crop)
+        third = walk(base, anchor, temperatures=hot, noise=new_noise())
+        assert torch.equal(crop, whole)
+        assert torch.equal(first, second)
+        assert torch.equal(first, third)
+
+    @each_backend
+    def test_the_offset_is_advanced_by_one_whatever_the_rows_are(self, backend: Backend) -> None:
+        head = silent_head(9)
+        walk = walker(head, backend, sampled=True)
+        noise = new_noise((1 << 40) + 5)
+        for temperatures in ([0.0, 0.0], [1.0, 0.0], [1.0, 1.0]):
+            walk(
+                torch.zeros(2, 3, 9, dtype=BF16),
+                torch.tensor([1, 2]),
+                temperatures=torch.tensor(temperatures),
+                noise=noise,
+            )
+        assert noise.offset.tolist() == [(1 << 40) + 8]
+
+    @each_backend
+    def test_what_the_call_reads_is_not_written(self, backend: Backend) -> None:
+        head = MarkovHead.random(vocab=41, rank=64, seed=1)
+        base, temperatures = base_logits(head, batch=2, steps=2, seed=1), torch.tensor([1e-9, NAN])
+        copies = base.clone(), temperatures.clone()
+        walker(head, backend, sampled=True)(
+            base, torch.tensor([1, 2]), temperatures=temperatures, noise=new_noise()
+        )
+        assert torch.equal(base, copies[0])
+        assert torch.equal(temperatures.view(torch.int32), copies[1].view(torch.int32))
+
+
 class TestRefresh:
     @each_backend
     def test_serves_the_new_weights(self, backend: Backend) -> None:
@@ -222,6 +296,8 @@ BAD_INPUTS: list[tuple[str, dict[str, Any], str]] = [
     ("anchor", {"anchor": torch.tensor(0)}, r"int64\[2\]"),
     ("hidden", {"hidden": torch.zeros(2, 3, 8, dtype=BF16)}, "reads no hidden"),
     ("temperatures", {"temperatures": torch.ones(2)}, "greedy plan"),
+    ("noise", {"noise": new_noise()}, "greedy plan"),
+    ("logits_out", {"logits_out": BASE.clone()}, "greedy plan"),
     ("out", {"out": [[0, 0, 0], [0, 0, 0]]}, "torch tensor"),
     ("out", {"out": torch.zeros(2, 3, dtype=torch.int32)}, r"int64\[2, 3\].*found int32"),
     ("out", {"out": torch.zeros(2, 4, dtype=torch.int64)}, r"int64\[2, 3\].*\[2, 4\]"),
@@ -229,7 +305,48 @@ BAD_INPUTS: list[tuple[str, dict[str, Any], str]] = [
 ]
 
 
+SAMPLED = {"temperatures": torch.ones(2), "noise": new_noise(), "logits_out": None}
+BAD_SAMPLED: list[tuple[str, dict[str, Any], str]] = [
+    ("temperatures", {"temperatures": None}, "sampled=True"),
+    ("temperatures", {"temperatures": [1.0, 1.0]}, "tensor"),
+    ("temperatures", {"temperatures": torch.ones(2).double()}, r"float32\[2\].*found float64"),
+    ("temperatures", {"temperatures": torch.ones(2, dtype=BF16)}, r"float32\[2\].*found bfloat16"),
+    ("temperatures", {"temperatures": torch.ones(3)}, r"float32\[2\].*found float32\[3\]"),
+    ("temperatures", {"temperatures": torch.tensor(1.0)}, r"float32\[2\]"),
+    ("temperatures", {"temperatures": torch.ones(4)[::2]}, "contiguous"),
+    ("temperatures", {"temperatures": torch.ones(2, device="meta")}, "meta"),
+    ("noise", {"noise": None}, "sampled=True"),
+    ("noise", {"noise": 7}, "Noise"),
+    ("logits_out", {"logits_out": [[[0.0]]]}, "tensor"),
+    ("logits_out", {"logits_out": torch.zeros(2, 3, 50)}, "bfloat16.*found float32"),
+    ("logits_out", {"logits_out": BASE[:, :, :49].clone()}, "at least 50"),
+    ("logits_out", {"logits_out": BASE[:1].clone()}, r"\[2, 3"),
+    ("logits_out", {"logits_out": BASE[:, :2].clone()}, r"\[2, 3"),
+    ("logits_out", {"logits_out": BASE[0].clone()}, r"\[2, 3"),
+    ("logits_out", {"logits_out": BASE.mT.contiguous().mT}, "stride 1"),
+    ("logits_out", {"logits_out": BASE.to("meta")}, "meta"),
+]
+
+
 class TestBadInput:
+    @each_backend
+    @pytest.mark.parametrize(
+        ("argument", "changes", "words"),
+        BAD_SAMPLED,
+        ids=[f"{name}-{number}" for number, (name, *_) in enumerate(BAD_SAMPLED)],
+    )
+    def test_of_a_sampled_walk_is_refused_by_name(
+        self, backend: Backend, argument: str, changes: dict[str, Any], words: str
+    ) -> None:
+        head = MarkovHead.random(vocab=50, rank=64, seed=1)
+        walk = walker(head, backend, sampled=True)
+        with pytest.raises(InputError, match=words) as caught:
+            walk(BASE, ANCHOR, **(SAMPLED | changes))
+        message = str(caught.value)
+        assert message.startswith(f"{argument}: wanted ")
+        assert "found " in message
+        assert "; " in message, "says what to do"
+
     @each_backend
     @pytest.mark.parametrize(
         ("argument", "changes", "words"),

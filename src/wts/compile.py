@@ -8,6 +8,7 @@ from __future__ import annotations
 import ctypes
 import hashlib
 import io
+import logging
 import os
 import re
 import struct
@@ -18,9 +19,17 @@ from importlib import resources
 from pathlib import Path
 
 from wts.errors import CompileError
-from wts.plan import ResidencyPlan
+from wts.plan import ResidencyPlan, with_fewer_registers
 
-__all__ = ["KERNEL_NAME", "CompiledWalk", "Resources", "WalkArgs", "cache_folder", "compile_walk"]
+__all__ = [
+    "KERNEL_NAME",
+    "CompiledWalk",
+    "Resources",
+    "WalkArgs",
+    "cache_folder",
+    "compile_fitting",
+    "compile_walk",
+]
 
 KERNEL_NAME = "wts_walk"
 _SOURCES = (
@@ -33,6 +42,8 @@ _SOURCES = (
     "layout.cuh",
     "ptx.cuh",
 )
+logger = logging.getLogger("wts")
+_MOST_ATTEMPTS = 5
 # Low 12 bits of a 128-bit machine instruction of sm_90; read off the disassembly.
 _OPCODES = {0x237: "IMMA", 0x983: "LDL", 0x387: "STL"}
 
@@ -64,6 +75,10 @@ class WalkArgs(ctypes.Structure):
         ("num_steps", ctypes.c_int32),
         ("timeout_us", ctypes.c_uint32),
     ]
+
+
+class _Spilled(CompileError):
+    """A kernel that needs more registers than its plan leaves it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -137,7 +152,7 @@ def compile_walk(
     cubin, log = kept or _compile(header, sources, plan.arch, trace)
     used = _resources(cubin, log)
     if not trace and (used.local_accesses or used.spill_bytes):
-        raise CompileError(
+        raise _Spilled(
             f"plan {plan.hash}: wanted a kernel without spills, found {used.spill_bytes} spilled "
             f"bytes and {used.local_accesses} local accesses; report this plan: {plan!r}"
         )
@@ -150,6 +165,25 @@ def compile_walk(
         _store(path, cubin)
         _store(log_path, f"{_fingerprint(cubin)}\n{log}".encode())
     return CompiledWalk(plan=plan, cubin=cubin, used=used, cached=cached)
+
+
+def compile_fitting(plan: ResidencyPlan, *, trace: bool = False) -> CompiledWalk:
+    """Compile a plan, or the nearest one with fewer registers that this compiler does not spill.
+
+    Plans are tuned with one version of NVRTC; another may need some registers more. What is taken
+    is logged, and is the `plan` of the result. Tokens are the same under any plan.
+
+    Raises:
+        CompileError: as `compile_walk`; also where nothing fits.
+    """
+    for _ in range(_MOST_ATTEMPTS):
+        try:
+            return compile_walk(plan, trace=trace)
+        except _Spilled as error:
+            fewer = with_fewer_registers(plan)
+            logger.info("wts: plan %s gives way to %s: %s", plan.hash, fewer.hash, error)
+            plan = fewer
+    return compile_walk(plan, trace=trace)
 
 
 def _read_sources() -> dict[str, str]:

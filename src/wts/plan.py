@@ -11,7 +11,6 @@ Rows come in tiles of 16, tiles in pairs of 32 consecutive tokens. A block owns 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -21,7 +20,7 @@ from wts.errors import PlanError
 if TYPE_CHECKING:
     from wts.heads import Head
 
-__all__ = ["ResidencyPlan", "Shape", "plan_residency", "shared_layout"]
+__all__ = ["ResidencyPlan", "Shape", "plan_residency", "shared_layout", "with_fewer_registers"]
 
 NumberType = Literal["bf16", "fp16", "fp32"]
 NUMBER_TYPES: tuple[NumberType, ...] = ("bf16", "fp16", "fp32")
@@ -432,43 +431,62 @@ def plan_residency(
         max_blocks=spec.max_blocks,
     )
     greedy = GREEDY_CHOICE if groups == 1 else GROUPED_CHOICE
-    plan = _place(fullest, SAMPLED_CHOICE if sampled else greedy)
+    longer = max(0, fullest.slabs - 8) // 2  # a longer latent takes the place of as many
+    most, depth, live = (SAMPLED_CHOICE if sampled else greedy)[columns]
+    plan = _place(fullest, most - longer, depth, live)
     if plan.streamed_fragments:
-        plan = _place(fullest, SAMPLED_STREAMING_CHOICE if sampled else STREAMING_CHOICE)
+        most, depth, live = (SAMPLED_STREAMING_CHOICE if sampled else STREAMING_CHOICE)[columns]
+        plan = _place(fullest, most - longer, depth, live)
     if plan.shared_bytes > plan.shared_limit:
         raise PlanError(
             f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} "
             f"bytes of shared memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU "
             "with more co-resident blocks"
         )
-    while plan.base_slots < 4:  # stage further ahead where it costs no residency
-        deeper = replace(plan, base_slots=plan.base_slots + 1)
-        if deeper.shared_bytes > plan.shared_limit:
-            break
-        plan = deeper
     return plan
 
 
-def _place(plan: ResidencyPlan, choices: Mapping[int, tuple[int, int, int]]) -> ResidencyPlan:
-    """Fill registers, then shared memory; stream the rest."""
-    most_registers, queue_depth, live = choices[plan.columns]
-    most_registers -= max(0, plan.slabs - 8) // 2  # a longer latent takes their place
+def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
+    """The same plan with four fragments fewer in registers, for a compiler that spilled.
+
+    Raises:
+        PlanError: too few are left to take away.
+    """
+    if plan.register_fragments <= 8:
+        raise PlanError(
+            f"plan {plan.hash}: wanted more than 8 fragments in registers, found "
+            f"{plan.register_fragments}; report this plan: {plan!r}"
+        )
+    live = -(-plan.accumulators // plan.phases)
+    return _place(plan, plan.register_fragments - 4, plan.queue_depth, live)
+
+
+def _place(plan: ResidencyPlan, most_registers: int, queue_depth: int, live: int) -> ResidencyPlan:
+    """Fill registers, then shared memory; stream the rest; stage base logits in what is left."""
     fragments = plan.warp_tiles * plan.slabs
     registers = min(fragments, most_registers)
     plan = replace(
         plan,
         register_fragments=registers,
         shared_fragments=fragments - registers,
+        streamed_fragments=0,
         queue_depth=queue_depth,
         phases=-(-plan.accumulators // live),
+        base_slots=2,
     )
     too_many = max(0, plan.shared_bytes - plan.shared_limit)
     streamed = min(plan.shared_fragments, -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES)))
-    return replace(
+    plan = replace(
         plan,
         shared_fragments=plan.shared_fragments - streamed,
         streamed_fragments=streamed,
     )
+    while plan.base_slots < 4:  # further ahead where it costs no residency
+        deeper = replace(plan, base_slots=plan.base_slots + 1)
+        if deeper.shared_bytes > plan.shared_limit:
+            break
+        plan = deeper
+    return plan
 
 
 def _promote(first: NumberType, second: NumberType) -> NumberType:

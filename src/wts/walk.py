@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, cast
 
 import torch
 
-from wts.compile import KERNEL_NAME, WalkArgs, compile_walk
+from wts.compile import KERNEL_NAME, WalkArgs, compile_fitting
 from wts.emulator import Emulator
 from wts.errors import DeviceError, InputError, PlanError, WalkTimeout, describe
 from wts.noise import Noise
@@ -99,6 +99,7 @@ class Walker:
             try:
                 self._device_walk = _DeviceWalk(head, plan, _cuda_device(device), timeout_ms)
                 self.backend = "device"
+                self.plan = self._device_walk.plan
                 return
             except DeviceError as error:
                 if backend == "device" or not fallback:
@@ -411,10 +412,10 @@ class _DeviceWalk:
                 f"device: wanted a Hopper GPU (9.0) and a plan for one, found {capability[0]}."
                 f"{capability[1]} and a plan for {plan.arch}; use backend='emulator' here"
             )
-        self.plan = plan
+        compiled = compile_fitting(plan, trace=trace)
+        self.plan = plan = compiled.plan
         self.device = device
         self.timeout_us = timeout_ms * 1000
-        compiled = compile_walk(plan, trace=trace)
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # makes torch's context current
             self._load(compiled.cubin)
