@@ -8,8 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import HealthCheck, Phase, given, settings
 
 import wts.compile
 from strategies import hopper, plans
@@ -32,6 +31,14 @@ def compiler_missing() -> str:
 
 MISSING = compiler_missing()
 needs_compiler = pytest.mark.skipif(bool(MISSING), reason=MISSING)
+
+
+# Each example is a compilation, so a failure is not shrunk; the same plans are drawn in every run.
+some_plans = settings(
+    derandomize=True,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 
 
 @pytest.fixture(scope="session")
@@ -112,10 +119,7 @@ class TestKernel:
         check_kernel(plan_of(36 * 1000, 256, 1, blocks=blocks), cache)
 
     @given(plans(hopper_only=True, streamed=False))
-    @settings(
-        max_examples=12,
-        suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-    )
+    @settings(some_plans, max_examples=16)
     def test_of_drawn_plans(self, cache: Path, plan: ResidencyPlan) -> None:
         check_kernel(plan, cache)
 
@@ -157,11 +161,9 @@ class TestSweepOrder:
             patch.setattr(wts.compile, "_read_sources", lambda: sources)
             compile_walk(plan, cache=cache)
 
-    @given(plans(hopper_only=True, streamed=False), st.integers(0, 1000))
-    @settings(
-        max_examples=8, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
-    )
-    def test_is_the_planned_one(self, cache: Path, plan: ResidencyPlan, swap: int) -> None:
+    @given(plans(hopper_only=True, streamed=False))
+    @settings(some_plans, max_examples=8)
+    def test_is_the_planned_one(self, cache: Path, plan: ResidencyPlan) -> None:
         self.compile_with_check(plan, plan.sweep_order(), cache)
 
     def test_another_one_is_seen(self, cache: Path) -> None:

@@ -219,7 +219,7 @@ class TestEveryPlanIsTheSame:
 
 
 class TestSampled:
-    """Exported logits are the contract's; tokens those of noise computed in fp64, where it can tell.
+    """Exported logits are the contract's, tokens those of noise in fp64 wherever that can tell.
 
     A score is x / T, an fp32 quotient, plus noise that is off by a few 2^-24 of its own size.
     """

@@ -74,6 +74,7 @@ __device__ __forceinline__ ExchangeWord* exchange_slots(ExchangeWord* workspace,
   const int line = static_cast<int>(sequence & 1u) * (plan::GROUPS * plan::COLUMNS) + request;
   return workspace + line * plan::SLOT_LINE_WORDS;
 }
+
 // The words one warp has seen of one exchange.
 struct Gathered {
   ExchangeWord words[BLOCKS_PER_LANE];

@@ -302,8 +302,8 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   }
 }
 
-// A service warp without a column draws noise, a full ring ahead. Its arrival at every step's latents
-// keeps the sweep from running ahead of it, so that it never misses a phase of the candidates.
+// A service warp without a column draws noise, a full ring ahead. Its arrival at every step's
+// latents keeps the sweep from running ahead of it, so that it never misses a phase of candidates.
 __device__ __forceinline__ void noise_role(const WalkArgs& args, Shared& shared) {
   const int helper = warp_index() - plan::SWEEP_WARPS - plan::COLUMNS;
   const int rounds = args.num_steps * plan::GROUPS;

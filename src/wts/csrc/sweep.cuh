@@ -119,7 +119,8 @@ __device__ __forceinline__ const Byte* warp_tiles(const WalkArgs& args, int warp
   return args.tiles + first * (plan::WARP_TILES * plan::TILE_BYTES);
 }
 
-__device__ __forceinline__ void load_register_fragments(const WalkArgs& args, ResidentWeights& weights) {
+__device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
+                                                        ResidentWeights& weights) {
   const Byte* mine = warp_tiles(args, warp_index()) + lane_index() * 16;
 #pragma unroll
   for (int position = 0; position < FRAGMENTS; ++position)
@@ -132,9 +133,105 @@ __device__ __forceinline__ void export_logits(const WalkArgs& args, int request,
                                               float x0, float x1) {
   const int token = static_cast<int>(blockIdx.x) * plan::ROWS + row;
   if (args.logits_out == nullptr || request >= args.num_requests) return;
-  const long long at = request * args.logits_request_stride + step * args.logits_step_stride + token;
+  const long long at =
+      request * args.logits_request_stride + step * args.logits_step_stride + token;
   if (token < plan::VOCAB) store_step_logit(args.logits_out, at, x0);
   if (token + 1 < plan::VOCAB) store_step_logit(args.logits_out, at + 1, x1);
+}
+
+// Turns the sums of one phase into step logits and offers what may win.
+__device__ __forceinline__ void offer_phase(const WalkArgs& args, Shared& shared, int warp,
+                                            int lane, int round, int phase,
+                                            const int (&sums)[LIVE][4], float& threshold,
+                                            Best& best) {
+  const int step = round / plan::GROUPS, group = round % plan::GROUPS;
+  const int slot = round % plan::BASE_SLOTS;
+  const int result_pair = lane & 3, column = result_pair % plan::COLUMNS;
+  const LaneRows rows(warp, lane);
+  const u32 misaligned = base_misalignment(args, group * plan::COLUMNS + column, step);
+  const Byte* line = shared.base[slot][column] + (misaligned & ~3u);
+  const float latent_scale =
+      *reinterpret_cast<const float*>(shared.latent[group][column] + 2 * plan::RANK);
+  float2 scales[LIVE];
+  float2 bases[LIVE];
+#pragma unroll
+  for (int live = 0; live < LIVE; ++live) {
+    if (phase * LIVE + live >= ACCUMULATORS) continue;
+    const int row = rows.row(phase * LIVE + live);
+    scales[live] = *reinterpret_cast<const float2*>(&shared.row_scale[row]);
+    bases[live] = load_base_pair(line + row * BASE_BYTES);
+  }
+  __syncwarp();  // these loads, too, together
+  float logits[LIVE][2];
+#pragma unroll
+  for (int live = 0; live < LIVE; ++live) {
+    if (phase * LIVE + live >= ACCUMULATORS) continue;
+    const int(&sum)[4] = sums[live];
+    const float2 scale = scales[live], base = bases[live];
+    logits[live][0] = step_sum(sum[0], sum[1], __fmul_rn(scale.x, latent_scale), base.x);
+    logits[live][1] = step_sum(sum[2], sum[3], __fmul_rn(scale.y, latent_scale), base.y);
+    round_pair(logits[live][0], logits[live][1]);
+  }
+  // Column pairs without a tile of an accumulator must not win.
+  const auto present = [&](int live) {
+    const int variants = min(SHARING, plan::WARP_TILES - (phase * LIVE + live) * SHARING);
+    return variants * plan::COLUMNS == 4 || result_pair < variants * plan::COLUMNS;
+  };
+  const float temperature = plan::SAMPLED ? shared.temperature[group][column] : 0.0f;
+#pragma unroll
+  for (int live = 0; live < LIVE; ++live) {
+    if (phase * LIVE + live >= ACCUMULATORS) continue;
+    const int row = rows.row(phase * LIVE + live);
+#pragma unroll
+    for (int j = 0; j < 2; ++j) {
+      // The score of a greedy row is its logit; so is a sampled row's where that is -inf.
+      const bool sampled =
+          plan::SAMPLED && temperature > 0.0f && logits[live][j] != minus_infinity();
+      best.offer(present(live) && !sampled ? ordered_key(logits[live][j]) : NEVER, row + j);
+    }
+  }
+  if constexpr (plan::SAMPLED) {
+    if (__any_sync(0xffffffffu, temperature > 0.0f)) {
+      const u32* words = shared.noise[slot][column];
+      ScoreSearch<2 * LIVE> search;
+#pragma unroll
+      for (int live = 0; live < LIVE; ++live) {
+        const bool here =
+            phase * LIVE + live < ACCUMULATORS && temperature > 0.0f && present(live);
+        const int row = rows.row(phase * LIVE + live);
+        const uint2 pair = here ? *reinterpret_cast<const uint2*>(words + row) : uint2{0, 0};
+        if (here)
+          export_logits(args, group * plan::COLUMNS + column, step, row, logits[live][0],
+                        logits[live][1]);
+        search.add(2 * live, here, logits[live][0], pair.x, temperature);
+        search.add(2 * live + 1, here, logits[live][1], pair.y, temperature);
+      }
+      search.run(temperature, threshold, best, [&](int index) {
+        int row = 0;
+#pragma unroll
+        for (int live = 0; live < LIVE; ++live)
+          if (index >> 1 == live) row = rows.row(phase * LIVE + live) + (index & 1);
+        return row;
+      }, words);
+    }
+  }
+}
+
+// The best of the warp for each request, left for the service warps.
+__device__ __forceinline__ void offer_winners(Shared& shared, int warp, int lane, int group,
+                                              const Best& best) {
+#pragma unroll
+  for (int request = 0; request < plan::COLUMNS; ++request) {
+    Best mine = best;
+    if ((lane & 3) % plan::COLUMNS != request) mine.key = NEVER;
+    const Best winner = warp_best(mine);
+    if (lane == 0) {
+      shared.candidate_key[group][request][warp] = winner.key;
+      if constexpr (plan::WIDE) shared.candidate_row[group][request][warp] = winner.row;
+    }
+  }
+  if (lane == 0) barrier_arrive(&shared.candidates_ready[group]);
+  __syncwarp();
 }
 
 // One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
@@ -165,10 +262,9 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
 #pragma unroll
   for (int i = 0; i < plan::QUEUE_DEPTH && i < AWAY_FRAGMENTS; ++i) load_fragment(i, 0);
 
-  const int operand_pair = lane >> 3, result_pair = lane & 3;
+  const int operand_pair = lane >> 3;
   const u32 latent = shared_address(shared.latent[group][operand_pair % plan::COLUMNS]) +
                      ((lane >> 2) & 1) * 32 + (lane & 3) * 8;
-  const int column = result_pair % plan::COLUMNS;
   barrier_wait(&shared.latents_ready[group], step & 1);
   mark(args, step, LATENT_SEEN);
 
@@ -212,86 +308,9 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
     if (phase == 0 || plan::PHASES_APART)
       barrier_wait(&shared.base_landed[slot], (round / plan::BASE_SLOTS) & 1);
     if (phase == plan::PHASES - 1) mark(args, step, SWEPT);
-    const LaneRows rows(warp, lane);
-    const u32 misaligned = base_misalignment(args, group * plan::COLUMNS + column, step);
-    const Byte* line = shared.base[slot][column] + (misaligned & ~3u);
-    const float latent_scale =
-        *reinterpret_cast<const float*>(shared.latent[group][column] + 2 * plan::RANK);
-    float2 scales[LIVE];
-    float2 bases[LIVE];
-#pragma unroll
-    for (int live = 0; live < LIVE; ++live) {
-      if (phase * LIVE + live >= ACCUMULATORS) continue;
-      const int row = rows.row(phase * LIVE + live);
-      scales[live] = *reinterpret_cast<const float2*>(&shared.row_scale[row]);
-      bases[live] = load_base_pair(line + row * BASE_BYTES);
-    }
-    __syncwarp();  // these loads, too, together
-    float logits[LIVE][2];
-#pragma unroll
-    for (int live = 0; live < LIVE; ++live) {
-      if (phase * LIVE + live >= ACCUMULATORS) continue;
-      const int(&sum)[4] = sums[live];
-      const float2 scale = scales[live], base = bases[live];
-      logits[live][0] = step_sum(sum[0], sum[1], __fmul_rn(scale.x, latent_scale), base.x);
-      logits[live][1] = step_sum(sum[2], sum[3], __fmul_rn(scale.y, latent_scale), base.y);
-      round_pair(logits[live][0], logits[live][1]);
-    }
-    // Column pairs without a tile of an accumulator must not win.
-    const auto present = [&](int live) {
-      const int variants = min(SHARING, plan::WARP_TILES - (phase * LIVE + live) * SHARING);
-      return variants * plan::COLUMNS == 4 || result_pair < variants * plan::COLUMNS;
-    };
-    const float temperature = plan::SAMPLED ? shared.temperature[group][column] : 0.0f;
-#pragma unroll
-    for (int live = 0; live < LIVE; ++live) {
-      if (phase * LIVE + live >= ACCUMULATORS) continue;
-      const int row = rows.row(phase * LIVE + live);
-#pragma unroll
-      for (int j = 0; j < 2; ++j) {
-        // The score of a greedy row is its logit; so is a sampled row's where that is -inf.
-        const bool sampled = plan::SAMPLED && temperature > 0.0f && logits[live][j] != minus_infinity();
-        best.offer(present(live) && !sampled ? ordered_key(logits[live][j]) : NEVER, row + j);
-      }
-    }
-    if constexpr (plan::SAMPLED) {
-      if (__any_sync(0xffffffffu, temperature > 0.0f)) {
-        const u32* words = shared.noise[slot][column];
-        ScoreSearch<2 * LIVE> search;
-#pragma unroll
-        for (int live = 0; live < LIVE; ++live) {
-          const bool here = phase * LIVE + live < ACCUMULATORS && temperature > 0.0f && present(live);
-          const int row = rows.row(phase * LIVE + live);
-          const uint2 pair = here ? *reinterpret_cast<const uint2*>(words + row) : uint2{0, 0};
-          if (here)
-            export_logits(args, group * plan::COLUMNS + column, step, row, logits[live][0],
-                          logits[live][1]);
-          search.add(2 * live, here, logits[live][0], pair.x, temperature);
-          search.add(2 * live + 1, here, logits[live][1], pair.y, temperature);
-        }
-        search.run(temperature, threshold, best, [&](int index) {
-          int row = 0;
-#pragma unroll
-          for (int live = 0; live < LIVE; ++live)
-            if (index >> 1 == live) row = rows.row(phase * LIVE + live) + (index & 1);
-          return row;
-        }, words);
-      }
-    }
+    offer_phase(args, shared, warp, lane, round, phase, sums, threshold, best);
   }
-
-#pragma unroll
-  for (int request = 0; request < plan::COLUMNS; ++request) {
-    Best mine = best;
-    if (column != request) mine.key = NEVER;
-    const Best winner = warp_best(mine);
-    if (lane == 0) {
-      shared.candidate_key[group][request][warp] = winner.key;
-      if constexpr (plan::WIDE) shared.candidate_row[group][request][warp] = winner.row;
-    }
-  }
-  if (lane == 0) barrier_arrive(&shared.candidates_ready[group]);
-  __syncwarp();
+  offer_winners(shared, warp, lane, group, best);
   mark(args, step, OFFERED);
 }
 

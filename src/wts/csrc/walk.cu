@@ -51,8 +51,8 @@ __device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared
 #pragma unroll 1
   for (int index = lane % LANES_PER_WARP; index < plan::SHARED_FRAGMENTS; index += LANES_PER_WARP)
     bulk_copy(shared.fragments[warp * plan::SHARED_FRAGMENTS + index],
-              warp_tiles(args, warp) + away_offset[plan::STREAMED_FRAGMENTS + index], plan::FRAGMENT_BYTES,
-              &shared.weights_landed);
+              warp_tiles(args, warp) + away_offset[plan::STREAMED_FRAGMENTS + index],
+              plan::FRAGMENT_BYTES, &shared.weights_landed);
 }
 
 }  // namespace wts
