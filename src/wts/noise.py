@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import torch
 
-from wts.errors import InputError
+from wts.errors import InputError, describe
 
 __all__ = ["LEAST_TEMPERATURE", "Noise", "philox_words", "sampled_scores"]
 
@@ -56,11 +56,12 @@ class Noise:
             raise InputError.mismatch(
                 "key", wanted="an integer of 63 bits", found=repr(self.key), fix="mask it"
             )
-        if self.offset.dtype != torch.int64 or self.offset.numel() != 1:
+        is_tensor = isinstance(self.offset, torch.Tensor)
+        if not is_tensor or self.offset.dtype != torch.int64 or self.offset.numel() != 1:
             raise InputError.mismatch(
                 "offset",
                 wanted="int64[1]",
-                found=f"{self.offset.dtype}{list(self.offset.shape)}",
+                found=describe(self.offset) if is_tensor else type(self.offset).__name__,
                 fix="allocate torch.zeros(1, dtype=torch.int64) on the walk's device",
             )
 

@@ -237,11 +237,7 @@ class Walker:
         if out is not None:
             given["out"] = out
         for name, value in given.items():
-            if not isinstance(value, torch.Tensor) or value.is_meta:
-                found = "a meta tensor" if isinstance(value, torch.Tensor) else type(value).__name__
-                raise InputError(
-                    f"{name}: wanted a torch tensor with memory, found {found}; pass its values"
-                )
+            _check_tensor(name, value)
             if device is not None and value.device != device:
                 raise InputError(
                     f"{name}: wanted a tensor on {device}, found one on {value.device}; move it"
@@ -319,6 +315,16 @@ class Walker:
                 found="None",
                 fix="pass it, or use a greedy plan",
             )
+        _check_tensor("temperatures", temperatures)
+        if logits_out is not None:
+            _check_tensor("logits_out", logits_out)
+        if not isinstance(noise, Noise):
+            raise InputError.mismatch(
+                "noise",
+                wanted="a Noise",
+                found=type(noise).__name__,
+                fix="pass Noise(key=..., offset=...)",
+            )
         if (
             temperatures.dtype != torch.float32
             or tuple(temperatures.shape) != (batch,)
@@ -354,6 +360,16 @@ class Walker:
                 found=f"{describe(logits_out)} on {logits_out.device}",
                 fix="allocate torch.zeros of that shape",
             )
+
+
+def _check_tensor(name: str, value: object) -> None:
+    if not isinstance(value, torch.Tensor) or value.is_meta:
+        raise InputError.mismatch(
+            name,
+            wanted="a torch tensor with memory",
+            found="a meta tensor" if isinstance(value, torch.Tensor) else type(value).__name__,
+            fix="pass its values",
+        )
 
 
 def _check_plan(head: MarkovHead, plan: ResidencyPlan) -> None:
