@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 import sys
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,7 +14,14 @@ from hypothesis import HealthCheck, Phase, given, settings
 
 import wts.compile
 from strategies import hopper, plans
-from wts.compile import Resources, cache_folder, compile_walk, instruction_counts
+from wts.compile import (
+    CompiledWalk,
+    Resources,
+    cache_folder,
+    compile_fitting,
+    compile_walk,
+    instruction_counts,
+)
 from wts.errors import CompileError
 from wts.plan import NumberType, ResidencyPlan, Shape, plan_residency
 
@@ -44,6 +53,14 @@ some_plans = settings(
 @pytest.fixture(scope="session")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cubins")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _cache_of_these_tests(cache: Path) -> Iterator[None]:
+    """What is compiled without naming a cache does not go into the user's."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(wts.compile, "cache_folder", lambda: cache)
+        yield
 
 
 def plan_of(
@@ -118,10 +135,19 @@ class TestKernel:
     def test_of_fewer_blocks(self, blocks: int, cache: Path) -> None:
         check_kernel(plan_of(36 * 1000, 256, 1, blocks=blocks), cache)
 
-    @given(plans(hopper_only=True, streamed=False))
-    @settings(some_plans, max_examples=16)
-    def test_of_drawn_plans(self, cache: Path, plan: ResidencyPlan) -> None:
+    @pytest.mark.parametrize("batch", [1, 2, 4, 8])
+    @pytest.mark.parametrize("sampled", [False, True])
+    def test_of_a_head_that_streams_a_part(self, batch: int, sampled: bool, cache: Path) -> None:
+        plan = plan_of(248_320, 256, batch, sampled=sampled)
+        assert plan.streamed_fragments > 0
         check_kernel(plan, cache)
+
+    @given(plans(hopper_only=True))
+    @settings(some_plans, max_examples=16)
+    def test_of_drawn_plans_with_as_many_registers_as_fit(self, plan: ResidencyPlan) -> None:
+        compiled = compile_fitting(plan)
+        assert compiled.used.matrix_instructions == plan.matrix_instructions
+        assert (compiled.used.spill_bytes, compiled.used.local_accesses) == (0, 0)
 
     def test_that_is_traced_compiles_too(self, cache: Path) -> None:
         traced = compile_walk(plan_of(), trace=True, cache=cache)
@@ -161,10 +187,11 @@ class TestSweepOrder:
             patch.setattr(wts.compile, "_read_sources", lambda: sources)
             compile_walk(plan, cache=cache)
 
-    @given(plans(hopper_only=True, streamed=False))
+    @given(plans(hopper_only=True))
     @settings(some_plans, max_examples=8)
     def test_is_the_planned_one(self, cache: Path, plan: ResidencyPlan) -> None:
-        self.compile_with_check(plan, plan.sweep_order(), cache)
+        fitting = compile_fitting(plan).plan
+        self.compile_with_check(fitting, fitting.sweep_order(), cache)
 
     def test_another_one_is_seen(self, cache: Path) -> None:
         plan = plan_of(5000, 64, 4, blocks=7)
@@ -172,6 +199,70 @@ class TestSweepOrder:
         order[0], order[-1] = order[-1], order[0]
         with pytest.raises(CompileError, match="the sweep is not in the planned order"):
             self.compile_with_check(plan, order, cache)
+
+
+class TestFitting:
+    """A plan gives way to one with fewer registers where the compiler would spill."""
+
+    @staticmethod
+    def spill_above(limit: int, monkeypatch: pytest.MonkeyPatch) -> list[ResidencyPlan]:
+        """Let kernels of more register fragments than `limit` spill; gives the plans tried."""
+        tried = []
+
+        def stand_in(plan: ResidencyPlan, *, trace: bool = False) -> CompiledWalk:
+            tried.append(plan)
+            if plan.register_fragments > limit:
+                raise wts.compile._Spilled("wanted a kernel without spills")
+            used = Resources(
+                registers=168,
+                spill_bytes=0,
+                matrix_instructions=plan.matrix_instructions,
+                local_accesses=0,
+            )
+            return CompiledWalk(plan=plan, cubin=b"", used=used, cached=False)
+
+        monkeypatch.setattr(wts.compile, "compile_walk", stand_in)
+        return tried
+
+    def test_takes_the_plan_itself_where_it_can(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried = self.spill_above(1000, monkeypatch)
+        plan = plan_of(151_936, 256)
+        assert compile_fitting(plan).plan is plan
+        assert tried == [plan]
+
+    def test_gives_way_step_by_step_and_says_so(
+        self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        plan = plan_of(151_936, 256)
+        tried = self.spill_above(plan.register_fragments - 6, monkeypatch)
+        with caplog.at_level(logging.INFO, logger="wts"):
+            found = compile_fitting(plan).plan
+        assert found == tried[-1]
+        assert [p.register_fragments for p in tried] == sorted(
+            (p.register_fragments for p in tried), reverse=True
+        )
+        assert plan.register_fragments - 10 <= found.register_fragments
+        assert found.register_fragments <= plan.register_fragments - 6
+        assert plan.hash in caplog.text
+        assert found.hash in caplog.text
+
+    def test_gives_up_where_nothing_fits(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried = self.spill_above(0, monkeypatch)
+        with pytest.raises(CompileError, match="without spills"):
+            compile_fitting(plan_of(151_936, 256))
+        assert len(tried) < 10
+
+    def test_other_faults_are_not_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        tried = []
+
+        def broken(plan: ResidencyPlan, *, trace: bool = False) -> CompiledWalk:
+            tried.append(plan)
+            raise CompileError("does not compile")
+
+        monkeypatch.setattr(wts.compile, "compile_walk", broken)
+        with pytest.raises(CompileError, match="does not compile"):
+            compile_fitting(plan_of(151_936, 256))
+        assert len(tried) == 1
 
 
 @needs_compiler

@@ -140,7 +140,7 @@ class TestNoise:
 
     @pytest.mark.parametrize(
         "offset",
-        [torch.zeros(1), torch.zeros(2, dtype=torch.int64), torch.zeros(1, dtype=torch.int32)],
+        [torch.zeros(1), torch.zeros(2).long(), torch.zeros(1).int(), 0, None],
     )
     def test_refuses_offsets(self, offset: Any) -> None:
         with pytest.raises(InputError, match=r"^offset: wanted int64\[1\], found"):

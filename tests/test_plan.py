@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import Phase, given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from strategies import hopper, plans, shapes
@@ -28,6 +28,7 @@ from wts.plan import (
     Shape,
     plan_residency,
     shared_layout,
+    with_fewer_registers,
 )
 
 QWEN = Shape(vocab=151_936, rank=256)
@@ -93,15 +94,34 @@ class TestEveryPlan:
         assert phases == sorted(phases)
         assert set(phases) <= set(range(plan.phases))
 
-    @given(plans(streamed=False))
-    def test_every_fragment_has_exactly_one_place(self, plan: ResidencyPlan) -> None:
-        check_places(plan)
+    @pytest.mark.parametrize("streamed", [False, True])
+    @given(st.data())
+    def test_every_fragment_has_exactly_one_place(
+        self, streamed: bool, data: st.DataObject
+    ) -> None:
+        check_places(data.draw(plans(streamed=streamed)))
 
-    @pytest.mark.xfail(strict=True, reason="plans do not yet say which fragments stream")
-    @given(plans(streamed=True))
-    @settings(phases=[Phase.generate])
-    def test_every_streamed_fragment_has_its_place_too(self, plan: ResidencyPlan) -> None:
-        check_places(plan)
+    @given(plans())
+    def test_nothing_streams_while_shared_memory_has_room(self, plan: ResidencyPlan) -> None:
+        if plan.streamed_fragments:
+            one_more = sweep_warps(plan) * FRAGMENT_BYTES
+            assert plan.shared_bytes + one_more > plan.shared_limit
+
+    @given(plans())
+    def test_fewer_registers_are_a_plan_of_the_same_rows(self, plan: ResidencyPlan) -> None:
+        while True:
+            try:
+                fewer = with_fewer_registers(plan)
+            except PlanError as error:
+                assert plan.hash in str(error)  # noqa: PT017
+                break
+            assert fewer.register_fragments < plan.register_fragments
+            assert fewer.shared_bytes <= fewer.shared_limit
+            check_places(fewer)
+            same = ("vocab", "rank", "num_blocks", "rows", "columns", "groups", "phases", "wide")
+            assert [getattr(fewer, name) for name in same] == [getattr(plan, name) for name in same]
+            assert fewer.hash != plan.hash
+            plan = fewer
 
     @given(plans())
     def test_counts_are_those_of_the_shard(self, plan: ResidencyPlan) -> None:
@@ -177,6 +197,20 @@ class TestEveryPlan:
             "SLOT_LINE_WORDS": plan.slot_line_words,
         }
         assert {name: found[name] for name in wanted} == wanted
+
+    @given(plans())
+    def test_the_header_tells_apart_what_is_in_registers_streamed_and_shared(
+        self, plan: ResidencyPlan
+    ) -> None:
+        """Registers count from 0 up; streamed fragments, then shared ones, from -1 down."""
+        listed = re.search(r"#define WTS_FRAGMENT_PLACE (.*)", plan.render_header())
+        assert listed is not None
+        numbers = [int(word) for word in listed[1].split(",")]
+        first = {"register": 0, "streamed": -1, "shared": -1 - plan.streamed_fragments}
+        for number, (place, index) in zip(numbers, plan.places(), strict=True):
+            assert number == first[place] + (index if place == "register" else -index)
+        away = plan.streamed_fragments + plan.shared_fragments
+        assert sorted(numbers) == list(range(-away, plan.register_fragments))
 
     @given(plans(max_vocab=20_000))
     def test_the_header_lists_each_packed_fragment_of_a_warp_once(

@@ -15,10 +15,10 @@ from bounds import decided, logit_bound
 from strategies import DTYPES, anchors, base_logits, silent_head
 from walks import gpu_of, moved, run, twin, walker_of
 from wts.device import gpu_spec
-from wts.errors import DeviceError, InputError, PlanError
+from wts.errors import DeviceError, InputError
 from wts.heads import MarkovHead
 from wts.pack import pack_head
-from wts.plan import NUMBER_TYPES, NumberType, ResidencyPlan, plan_residency
+from wts.plan import NUMBER_TYPES, NumberType, plan_residency
 from wts.reference import step_logits
 from wts.walk import Walker
 
@@ -49,14 +49,6 @@ def tied_head(vocab: int, rank: int = 64) -> MarkovHead:
         torch.randint(-1, 2, (vocab, rank), generator=generator).to(BF16) for _ in range(2)
     )
     return MarkovHead(table=table, projection=projection)
-
-
-def device_walker(head: MarkovHead, plan: ResidencyPlan) -> Walker | None:
-    """A Walker, or None where the plan is refused."""
-    try:
-        return Walker(head, plan, backend="device")
-    except PlanError:
-        return None
 
 
 def check(walker: Walker, base: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
@@ -159,15 +151,17 @@ class TestShapes:
         tokens = run(walker_of("device", there, batch=2), base, anchor)
         assert torch.equal(tokens, run(walker_of("emulator", head, batch=2), base, anchor))
 
-    @pytest.mark.parametrize("batch", [1, 4])
-    def test_a_part_that_streams_is_right_or_refused(self, batch: int) -> None:
-        head = random_head(30_011, 512)
-        plan = plan_residency(head, gpu_of("device", 12), batch=batch, steps=8)
-        assert plan.streamed_fragments > 0
-        walker = device_walker(head, plan)
-        if walker is None:
-            pytest.skip("streamed tiles are refused by this version")
-        check_all(walker, requests=(batch,), steps=(1, 6))
+    @pytest.mark.parametrize("batch", [1, 2, 4, 9])
+    @pytest.mark.parametrize(("vocab", "rank", "blocks"), [(30_011, 512, 12), (70_001, 128, 16)])
+    def test_a_part_that_streams(self, vocab: int, rank: int, blocks: int, batch: int) -> None:
+        walker = walker_of("device", random_head(vocab, rank), batch=batch, blocks=blocks)
+        assert walker.plan.streamed_fragments > 0
+        check_all(walker, requests=(1, batch), steps=(1, 5))
+
+    def test_a_published_head_that_streams_a_part(self) -> None:
+        walker = walker_of("device", random_head(248_320, 256), batch=2)
+        assert walker.plan.resident_share < 1
+        check_all(walker, requests=(2,), steps=(4,))
 
 
 class TestRows:
