@@ -2,7 +2,7 @@
 
 The stream is SGLang's (key, counter layout, offset), so equal logits give equal tokens. ln and
 log1p are written out in fp32 additions and multiplications, each rounded by itself: any two IEEE
-machines agree. They are within 2 ulp of the true values, as the libraries' are.
+machines agree. ln(-log1p(-u)) is within 1e-6 of its true value.
 """
 
 from __future__ import annotations
@@ -160,4 +160,6 @@ def sampled_scores(
     """
     clamped = temperatures.clamp_min(LEAST_TEMPERATURE)[:, None]
     noisy = logits / clamped - log_exponential(words)
-    return torch.where((temperatures > 0)[:, None], noisy, logits)
+    # A masked row stays masked: divided by an infinite temperature it would be NaN, and win.
+    drawn = (temperatures > 0)[:, None] & (logits != -torch.inf)
+    return torch.where(drawn, noisy, logits)

@@ -86,7 +86,8 @@ def reference_walk(
         if temperatures is not None and noise is not None:
             if logits_out is not None:
                 sampled = temperatures > 0
-                logits_out[sampled, step, : head.vocab] = logits[sampled].to(logits_out.dtype)
+                exported = logits[sampled].to(logits_out)
+                logits_out[sampled.to(logits_out.device), step, : head.vocab] = exported
             words = philox_words(head.vocab, batch, step, noise.key, int(noise.offset.item()))
             scores = sampled_scores(logits.float(), temperatures, words.to(logits.device))
             chosen = select_greedy(scores)
