@@ -517,7 +517,7 @@ class TinyWalker:
     """A walk of small weights on the CPU, for either side of the gate; optionally with a fault."""
 
     def __init__(self, head_: Any, plan: Any = None, *, backend: str = "device") -> None:
-        self.head, self.backend = head_, backend
+        self.head, self.plan, self.backend = head_, plan, backend
 
     def check(self) -> None:
         pass

@@ -156,7 +156,7 @@ def _time(walker: Walker, block: _Block, say: Say) -> None:
     device = block.base_logits.device
     inputs = WalkInputs(
         table=walker.head.table.to(device),
-        projection=walker.head.projection.to(device),
+        projection=walker.head.projection[: walker.head.vocab].to(device),
         base_logits=block.base_logits,
         anchor=block.anchor,
     )

@@ -17,6 +17,7 @@ from torch.nn import functional
 
 from wts.bench.record import installed_version
 from wts.errors import DeviceError, InputError, describe
+from wts.noise import LEAST_TEMPERATURE
 
 __all__ = [
     "SGLANG_VERSION",
@@ -31,7 +32,6 @@ __all__ = [
 SGLANG_VERSION = "0.5.23"
 """The only SGLang whose step functions are known to be the ones described here."""
 
-_LEAST_TEMPERATURE = 1e-5
 # Half a unit of a 32-bit uniform: keeps a drawn 0 away from the logarithm of 0.
 _LEAST_UNIFORM = 2.0**-33
 
@@ -122,7 +122,7 @@ def step_torch(inputs: WalkInputs) -> Callable[[], torch.Tensor]:
     divisor = (
         None
         if inputs.temperatures is None
-        else inputs.temperatures.clamp(min=_LEAST_TEMPERATURE)[:, None]
+        else inputs.temperatures.clamp(min=LEAST_TEMPERATURE)[:, None]
     )
 
     @torch.no_grad()
@@ -257,7 +257,7 @@ def _sglang_block(
     temperatures = (
         torch.zeros(inputs.batch, dtype=torch.float32, device=device)
         if inputs.temperatures is None
-        else inputs.temperatures.clamp(min=_LEAST_TEMPERATURE)
+        else inputs.temperatures.clamp(min=LEAST_TEMPERATURE)
     )
     logits_out = None if greedy_draft else inputs.logits_out
     base_logits, anchor = inputs.base_logits, inputs.anchor

@@ -216,6 +216,7 @@ class HeadBench:
             head, "LOCAL", batch=case.batch, steps=case.max_steps, sampled=case.sampled
         )
         walker = Walker(head, plan, backend="device")
+        plan = walker.plan  # the compiler may have wanted one with fewer registers
         walk = cast("Walk", walker)
         drawn = gate.draw(
             vocab=case.vocab,
