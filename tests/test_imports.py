@@ -117,6 +117,7 @@ def test_import_of_the_package_is_light(run_python: Callable[[str], int]) -> Non
 def test_public_names_are_the_promised_ones() -> None:
     assert sorted(wts.__all__) == [
         "MarkovHead",
+        "Noise",
         "ResidencyPlan",
         "WalkError",
         "Walker",
