@@ -252,9 +252,10 @@ def _store(path: Path, data: bytes) -> None:
     """Write a file of the cache so that a reader sees it whole; a full disk is not an error."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.NamedTemporaryFile(dir=path.parent, delete=False) as file:
-            file.write(data)
-        os.replace(file.name, path)
+        with tempfile.TemporaryDirectory(dir=path.parent, prefix=".") as folder:
+            whole = Path(folder) / path.name
+            whole.write_bytes(data)
+            os.replace(whole, path)
     except OSError:
         return
 
