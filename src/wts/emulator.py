@@ -11,14 +11,12 @@ from dataclasses import dataclass
 
 import torch
 
+from wts.heads import DTYPE_OF
 from wts.noise import Noise, philox_words, sampled_scores
 from wts.pack import PackedHead, unpack_latents, unpack_rows
 from wts.plan import TILE_ROWS, ResidencyPlan
 
 __all__ = ["Emulator"]
-
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-NEVER = -(1 << 31)
 
 
 def ordered_key(score: torch.Tensor) -> torch.Tensor:
@@ -110,7 +108,7 @@ class Emulator:
         padded = torch.full((len(base), plan.padded_vocab), float("-inf"))
         padded[:, : plan.vocab] = base[:, : plan.vocab].float()
         total = padded + dot.float() * scale
-        return total.to(_DTYPES[plan.step_type]).float()
+        return total.to(DTYPE_OF[plan.step_type]).float()
 
     def _select(self, scores: torch.Tensor) -> torch.Tensor:
         """Draft id of each request: best of a warp, of a block, of all blocks."""

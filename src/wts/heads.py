@@ -18,7 +18,16 @@ import torch
 from wts.checkpoint import Checkpoint, D2tReading, fault_of_ids
 from wts.errors import CheckpointError, HeadError, describe
 
-__all__ = ["DTYPES", "NUMBER_TYPES", "RANKS", "Head", "HeadState", "MarkovHead", "NumberType"]
+__all__ = [
+    "DTYPES",
+    "DTYPE_OF",
+    "NUMBER_TYPES",
+    "RANKS",
+    "Head",
+    "HeadState",
+    "MarkovHead",
+    "NumberType",
+]
 
 RANKS = (64, 128, 256, 512)
 """Ranks of the latent that are supported."""
@@ -33,6 +42,11 @@ NUMBER_TYPES: Mapping[torch.dtype, NumberType] = MappingProxyType(
 
 DTYPES = tuple(NUMBER_TYPES)
 """Dtypes that weights may have."""
+
+DTYPE_OF: Mapping[NumberType, torch.dtype] = MappingProxyType(
+    {name: dtype for dtype, name in NUMBER_TYPES.items()}
+)
+"""The dtype that a name stands for."""
 
 HeadState: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | None
 """What a head carries from step to step; None for a head that carries nothing."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import ctypes
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal, cast
 
@@ -11,7 +13,8 @@ import torch
 
 from wts.compile import KERNEL_NAME, WalkArgs, compile_fitting
 from wts.emulator import Emulator
-from wts.errors import DeviceError, InputError, PlanError, WalkTimeout, describe
+from wts.errors import CompileError, DeviceError, InputError, PlanError, WalkTimeout, describe
+from wts.heads import DTYPE_OF
 from wts.noise import Noise
 from wts.pack import PackedHead, pack_head
 from wts.plan import ResidencyPlan
@@ -25,10 +28,11 @@ __all__ = ["Backend", "WalkReport", "Walker"]
 logger = logging.getLogger("wts")
 
 Backend = Literal["device", "emulator", "reference"]
-_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-_STATUS_WORDS = 8
 _FIRST_SEQUENCE = 2  # so that a cleared slot, whose tag is 0, is nobody's word
-_CLEARED = (_FIRST_SEQUENCE, 0, 0, 0, 0, 0, 0, 0)
+_CLEARED = (_FIRST_SEQUENCE, 0, 0, 0)  # sequence and error; the counters behind them stay
+_STATUS_WORDS = 8
+# The kernel counts polls of about 0.2 us in 32 bits; a limit has to end before they wrap.
+_LONGEST_TIMEOUT_MS = 600_000
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +63,8 @@ class Walker:
             formula of the unquantised head); "auto": the device, or an error that says why not.
         device: where a device Walker lives; the current CUDA device by default.
         fallback: lets "auto" fall back to the emulator, with a warning in the log.
-        timeout_ms: how long a block waits for the others before the walk is given up.
+        timeout_ms: how long a block waits for the others before the walk is given up, 1 to
+            600,000.
 
     Raises:
         PlanError: a plan for another head.
@@ -83,10 +88,10 @@ class Walker:
                 f"found {backend!r}; name one of them"
             )
         is_int = isinstance(timeout_ms, int) and not isinstance(timeout_ms, bool)
-        if not is_int or not 1 <= timeout_ms <= 4_000_000:
+        if not is_int or not 1 <= timeout_ms <= _LONGEST_TIMEOUT_MS:
             raise InputError(
-                f"timeout_ms: wanted an integer from 1 to 4000000, found {timeout_ms!r}; "
-                "give a limit in milliseconds"
+                f"timeout_ms: wanted an integer from 1 to {_LONGEST_TIMEOUT_MS}, "
+                f"found {timeout_ms!r}; give a limit in milliseconds"
             )
         _check_plan(head, plan)
         self.head = head
@@ -101,7 +106,7 @@ class Walker:
                 self.backend = "device"
                 self.plan = self._device_walk.plan
                 return
-            except DeviceError as error:
+            except (CompileError, DeviceError) as error:
                 if backend == "device" or not fallback:
                     raise
                 logger.warning("wts: walking on the emulator, not on a GPU: %s", error)
@@ -187,6 +192,8 @@ class Walker:
     def refresh(self, head: MarkovHead) -> None:
         """Pack changed weights in place; captured graphs serve them from their next replay on.
 
+        The packing is queued on the current stream: call this on the stream of the walks.
+
         Args:
             head: same shapes and dtypes as the first one.
 
@@ -231,7 +238,7 @@ class Walker:
         out: torch.Tensor | None,
     ) -> None:
         plan = self.plan
-        dtype = _DTYPES[plan.base_type]
+        dtype = DTYPE_OF[plan.base_type]
         device = None if self._device_walk is None else self._device_walk.device
         given = {"base_logits": base_logits, "anchor": anchor}
         if out is not None:
@@ -258,7 +265,7 @@ class Walker:
                 f"base_logits: wanted [1..{plan.batch}, 1..{plan.steps}, at least {plan.vocab}], "
                 f"found {describe(base_logits)}; pass fewer rows, or plan for more"
             )
-        if base_logits.stride(2) != 1:
+        if base_logits.shape[2] > 1 and base_logits.stride(2) != 1:
             raise InputError(
                 f"base_logits: wanted stride 1 in the last dimension, found "
                 f"{base_logits.stride(2)}; call .contiguous()"
@@ -344,20 +351,22 @@ class Walker:
                 found=f"one on {noise.offset.device}",
                 fix="allocate it there",
             )
-        dtype = _DTYPES[plan.step_type]
+        dtype = DTYPE_OF[plan.step_type]
         if logits_out is not None and (
             logits_out.dtype != dtype
             or logits_out.ndim != 3
             or tuple(logits_out.shape[:2]) != (batch, steps)
             or logits_out.shape[2] < plan.vocab
-            or logits_out.stride(2) != 1
+            or (logits_out.shape[2] > 1 and logits_out.stride(2) != 1)
+            or any(logits_out.stride(i) == 0 and logits_out.shape[i] > 1 for i in (0, 1))
             or logits_out.device != device
         ):
             raise InputError.mismatch(
                 "logits_out",
                 wanted=f"{dtype}[{batch}, {steps}, at least {plan.vocab}] on {device}, "
-                "stride 1 in the last dimension",
-                found=f"{describe(logits_out)} on {logits_out.device}",
+                "stride 1 in the last dimension, no two rows in one place",
+                found=f"{describe(logits_out)} on {logits_out.device}, "
+                f"strides {list(logits_out.stride())}",
                 fix="allocate torch.zeros of that shape",
             )
 
@@ -374,9 +383,9 @@ def _check_tensor(name: str, value: object) -> None:
 
 def _check_plan(head: MarkovHead, plan: ResidencyPlan) -> None:
     mapped = head.draft_to_target is not None
-    step_dtype = torch.promote_types(_DTYPES[plan.base_type], head.table.dtype)
+    step_dtype = torch.promote_types(DTYPE_OF[plan.base_type], head.table.dtype)
     wanted = (head.vocab, head.rank, head.table_rows, mapped, step_dtype)
-    found = (plan.vocab, plan.rank, plan.table_rows, plan.mapped, _DTYPES[plan.step_type])
+    found = (plan.vocab, plan.rank, plan.table_rows, plan.mapped, DTYPE_OF[plan.step_type])
     if wanted != found:
         raise PlanError(
             f"plan: wanted one for (vocab, rank, table rows, mapped, dtype of a step) = {wanted}, "
@@ -406,7 +415,12 @@ def _driver_call(result: tuple[Any, ...], doing: str) -> Any:
 
     error, *values = result
     if error != driver.CUresult.CUDA_SUCCESS:
-        raise DeviceError(f"{doing}: the driver says {error.name}")
+        raise DeviceError.mismatch(
+            doing,
+            wanted="success",
+            found=f"{error.name} from the driver",
+            fix="see whether another program holds this GPU, and what wts doctor says",
+        )
     return values[0] if values else None
 
 
@@ -439,15 +453,25 @@ class _DeviceWalk:
             self.slots = torch.zeros(
                 plan.workspace_words * plan.word_bytes, dtype=torch.uint8, device=device
             )
-            self.status = torch.tensor(_CLEARED, dtype=torch.int32, device=device)
-            self._cleared = self.status.clone()
+            self._cleared = torch.tensor(_CLEARED, dtype=torch.int32, device=device)
+            self.status = torch.zeros(_STATUS_WORDS, dtype=torch.int32, device=device)
+            self.status[: len(_CLEARED)] = self._cleared
             torch.cuda.synchronize(device)
 
     def _load(self, cubin: bytes) -> None:
-        from cuda.bindings import driver
-        from cuda.core import Device, ObjectCode
+        try:
+            from cuda.bindings import driver
+            from cuda.core import Device, ObjectCode
+        except ImportError as error:  # the compiler was not asked: the cubin came from the cache
+            raise CompileError.mismatch(
+                "cuda.core",
+                wanted="version 1.0 or later",
+                found=error,
+                fix="install the gpu extra: pip install 'weights-that-stay[gpu]'",
+            ) from error
 
         Device(self.device.index).set_current()
+        self._context = _driver_call(driver.cuCtxGetCurrent(), "asking for the context")
         self._code = ObjectCode.from_cubin(cubin)
         self._kernel = self._code.get_kernel(KERNEL_NAME)
         self._function = driver.CUfunction(int(self._kernel.handle))
@@ -476,8 +500,8 @@ class _DeviceWalk:
 
     @property
     def memory_bytes(self) -> int:
-        workspace = self.slots.numel() + 8 * self.status.numel()
-        return self.packed.memory_bytes + workspace
+        workspace = [self.slots, self.status, self._cleared]
+        return self.packed.memory_bytes + sum(t.numel() * t.element_size() for t in workspace)
 
     def launch(
         self,
@@ -531,10 +555,26 @@ class _DeviceWalk:
         config.attrs = [cooperative]
         config.numAttrs = 1
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(args))
-        _driver_call(
-            driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(parameters), 0),
-            f"launching a walk of {self.plan.num_blocks} co-resident blocks",
-        )
+        with self._current_context():
+            _driver_call(
+                driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(parameters), 0),
+                f"launching a walk of {self.plan.num_blocks} co-resident blocks",
+            )
+
+    @contextmanager
+    def _current_context(self) -> Iterator[None]:
+        """The context of this GPU: a new thread has none yet, and torch may be on another GPU."""
+        from cuda.bindings import driver
+
+        current = _driver_call(driver.cuCtxGetCurrent(), "asking for the context")
+        if current == self._context:
+            yield
+            return
+        _driver_call(driver.cuCtxPushCurrent(self._context), "entering the context")
+        try:
+            yield
+        finally:
+            _driver_call(driver.cuCtxPopCurrent(), "leaving the context")
 
     def read_status(self) -> list[int]:
         torch.cuda.synchronize(self.device)
@@ -545,7 +585,7 @@ class _DeviceWalk:
         if error == 0:
             return
         self.slots.zero_()
-        self.status.copy_(self._cleared)
+        self.status[: len(_CLEARED)] = self._cleared
         torch.cuda.synchronize(self.device)
         raise WalkTimeout(
             f"walk: wanted every block's word within {self.timeout_us / 1000:g} ms, found none of "
