@@ -56,5 +56,7 @@ def test_links_lead_somewhere(document: Path) -> None:
 def test_source_files_exist(document: Path) -> None:
     package = ROOT / "src" / "wts"
     for name in re.findall(r"`((?:[\w-]+/)*\w+\.(?:py|cu|cuh))`", document.read_text()):
+        if name.startswith("sglang/"):  # of the wheel that the contract was read in
+            continue
         places = (ROOT / name, package / name, package / "bench" / name)
         assert any(place.exists() for place in places), name
