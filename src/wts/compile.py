@@ -136,7 +136,8 @@ def compile_walk(
 
     Raises:
         CompileError: NVRTC or cuda.core is missing, the source does not compile, or the result
-            spills registers or does not hold the planned number of matrix instructions.
+            spills registers, does not hold the planned number of matrix instructions, or is
+            launched with too few registers for the roles.
     """
     header = plan.render_header()
     sources = _read_sources()
@@ -160,6 +161,11 @@ def compile_walk(
         raise CompileError(
             f"plan {plan.hash}: wanted {plan.matrix_instructions} matrix instructions, found "
             f"{used.matrix_instructions}; report this plan: {plan!r}"
+        )
+    if used.registers < plan.launch_registers:  # setmaxnreg would wait for ever
+        raise CompileError(
+            f"plan {plan.hash}: wanted {plan.launch_registers} registers a thread at launch, found "
+            f"{used.registers}; report this plan: {plan!r}"
         )
     if not cached:
         _store(path, cubin)

@@ -133,6 +133,14 @@ class ResidencyPlan:
         return 32 * (self.sweep_warps + SERVICE_WARPS)
 
     @property
+    def launch_registers(self) -> int:
+        """Registers a thread must be launched with, for the roles to share them out anew."""
+        shared_out = (
+            self.sweep_warps * self.sweep_registers + SERVICE_WARPS * self.service_registers
+        )
+        return -(-shared_out // (self.sweep_warps + SERVICE_WARPS))
+
+    @property
     def wide(self) -> bool:
         """Whether a candidate needs a 64-bit word: fp32 scores, or more rows than 12 bits name."""
         return self.sampled or self.step_type != "bf16" or self.rows > COMPACT_ROWS
