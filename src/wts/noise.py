@@ -12,10 +12,10 @@ from dataclasses import dataclass
 import torch
 
 from wts.errors import InputError, describe
+from wts.plan import LEAST_TEMPERATURE
 
 __all__ = ["LEAST_TEMPERATURE", "Noise", "philox_words", "sampled_scores"]
 
-LEAST_TEMPERATURE = 1e-5
 _MASK = 0xFFFFFFFF
 _SQRT_HALF_BITS = 0x3F3504F3
 _COEFFICIENTS = (

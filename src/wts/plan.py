@@ -47,6 +47,7 @@ SAMPLED_CHOICE = {1: (42, 4, 3), 2: (36, 4, 3), 4: (35, 4, 3)}
 STREAMING_CHOICE = {1: (36, 4, 5), 2: (32, 4, 5), 4: (35, 4, 3)}
 SAMPLED_STREAMING_CHOICE = {1: (38, 4, 3), 2: (32, 4, 3), 4: (35, 4, 3)}
 FIRST_POLL_CYCLES = 200
+LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
 
 
@@ -314,6 +315,7 @@ class ResidencyPlan:
         lines.append("namespace wts {\nnamespace plan {")
         lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
         lines += [f"constexpr bool {n} = {'true' if v else 'false'};" for n, v in flags.items()]
+        lines.append(f"constexpr float LEAST_TEMPERATURE = {LEAST_TEMPERATURE!r}f;")
         lines.append("constexpr bool TRACE = WTS_TRACE;")
         lines.append("}  // namespace plan\n}  // namespace wts\n")
         return "\n".join(lines)

@@ -143,7 +143,8 @@ class Walker:
             logits_out: [B, K, V'] in the step's type (the promotion of base logits and table):
                 where sampled rows leave the step logits they were drawn from. Rows of greedy
                 requests are not written. None: nowhere.
-            out: int64 [B, K], contiguous: where the tokens go; a new tensor by default.
+            out: int64 [B, K], contiguous, sharing no memory with anchor: where the tokens go; a new
+                tensor by default.
 
         Returns:
             int64 [B, K], target ids. On the device they are ready when the stream is.

@@ -9,6 +9,8 @@
 // Every exchange writes every slot of its parity, also for absent requests, so no word grows old.
 // The sequence number lives in the workspace, read at the start and advanced at the end of a walk:
 // replays of a captured graph need no reset.
+//   A walk that was given up breaks this order (its blocks no longer wait), so words may be stale
+// until the host has seen the error and cleared the workspace; the error stays until then.
 #pragma once
 #include "select.cuh"
 

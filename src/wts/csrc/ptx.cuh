@@ -44,7 +44,7 @@ __device__ __forceinline__ int warp_index() {
   return value >> 5;
 }
 
-// 9.7.14.5: D = A(16x32 s8, row) * B(32x8 s8, column) + D in int32; exact, so any order is the same.
+// 9.7.14.5: D = A(16x32 s8, row) * B(32x8 s8, column) + D in int32; exact, so order is free.
 __device__ __forceinline__ void mma_s8(int (&d)[4], const u32* a, u32 b0, u32 b1) {
   asm volatile(
       "mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 "
@@ -98,9 +98,6 @@ __device__ __forceinline__ void store_shared_16(u32 address, const u32 (&v)[4]) 
                "r"(v[2]), "r"(v[3])
                : "memory");
 }
-
-// Keeps a register alive as it is: the compiler can neither reload nor recompute it.
-__device__ __forceinline__ void pin(u32& value) { asm volatile("" : "+r"(value)); }
 
 // 9.7.9.8 with .relaxed.gpu: one single-copy-atomic word another block may be writing (8.5).
 __device__ __forceinline__ u32 load_relaxed(const u32* pointer) {

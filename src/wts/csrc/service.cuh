@@ -128,6 +128,7 @@ struct ServiceWarp {
         const u32 bytes = (misaligned + rows_here() * BASE_BYTES) & ~15u;
         const u32 offset = bytes + lane_index() * BASE_BYTES;
         if (offset + BASE_BYTES <= plan::BASE_LINE_BYTES) store_base(line + offset, carried);
+        fence_async_proxy();  // a later bulk copy may cover these bytes
       }
       if ((misaligned & 3u) != 0) {
         barrier_wait(&shared.base_copied[slot][column], parity);
@@ -154,7 +155,8 @@ struct ServiceWarp {
   }
 
   __device__ __forceinline__ int target_of(int token) const {
-    return args.draft_to_target != nullptr ? __ldg(args.draft_to_target + token) : token;
+    if constexpr (plan::MAPPED) return __ldg(args.draft_to_target + token);
+    return token;
   }
 
   __device__ __forceinline__ const Byte* table_row(int token) const {
@@ -305,11 +307,11 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
 // A service warp without a column draws noise, a full ring ahead. Its arrival at every step's
 // latents keeps the sweep from running ahead of it, so that it never misses a phase of candidates.
 __device__ __forceinline__ void noise_role(const WalkArgs& args, Shared& shared) {
-  const int helper = warp_index() - plan::SWEEP_WARPS - plan::COLUMNS;
+  const int extra = warp_index() - plan::SWEEP_WARPS - plan::COLUMNS;
   const int rounds = args.num_steps * plan::GROUPS;
   const auto draw = [&](int round) {
     if (round >= rounds) return;
-    draw_column(args, shared, helper % plan::COLUMNS, helper / plan::COLUMNS, round_slot(round),
+    draw_column(args, shared, extra % plan::COLUMNS, extra / plan::COLUMNS, round_slot(round),
                 round_step(round), round_group(round));
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(&shared.base_landed[round_slot(round)]);

@@ -10,7 +10,7 @@ struct WalkArgs {
   const Byte* tiles;           // packed W: tile after tile, in fragment order
   const float* row_scale;      // [NUM_BLOCKS * ROWS]
   const Byte* table;           // packed latents: rows of TABLE_ROW_BYTES
-  const int* draft_to_target;  // [VOCAB] or null
+  const int* draft_to_target;  // [VOCAB], in a mapped plan
   const Byte* base;            // [B, K, V]
   long long base_request_stride, base_step_stride;  // in elements
   const long long* anchor;     // [B]

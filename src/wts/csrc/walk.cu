@@ -27,7 +27,7 @@ __device__ __forceinline__ void read_temperatures(const WalkArgs& args, Shared& 
   if (request >= plan::GROUPS * plan::COLUMNS) return;
   float temperature = 0.0f;
   if (request < args.num_requests) temperature = args.temperatures[request];
-  if (temperature > 0.0f) temperature = fmaxf(temperature, 1e-5f);
+  if (temperature > 0.0f) temperature = fmaxf(temperature, plan::LEAST_TEMPERATURE);
   shared.temperature[request / plan::COLUMNS][request % plan::COLUMNS] = temperature;
 }
 
