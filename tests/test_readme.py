@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from wts.bench.summary import render_file
 from wts.cli import _parser
 
 ROOT = Path(__file__).parents[1]
@@ -27,8 +28,12 @@ def test_the_example_runs(capsys: pytest.CaptureFixture[str]) -> None:
     assert "resident 100.0%" in capsys.readouterr().out
 
 
-def test_numbers_have_their_place() -> None:
-    assert README.index("<!-- numbers:begin -->") < README.index("<!-- numbers:end -->")
+def test_numbers_are_those_of_the_committed_records(monkeypatch: pytest.MonkeyPatch) -> None:
+    (numbers,) = re.findall(
+        r"<!-- numbers:begin -->\n(.*)\n<!-- numbers:end -->", README, re.DOTALL
+    )
+    monkeypatch.chdir(ROOT)
+    assert numbers == render_file(Path("benchmarks/results/h200/head.jsonl"))
 
 
 def test_commands_of_the_shell_are_accepted() -> None:

@@ -102,7 +102,11 @@ def _parser() -> argparse.ArgumentParser:
     doctor.set_defaults(run=_doctor)
 
     bench = commands.add_parser("bench", help="measure", add_help=False)
-    bench.add_argument("what", choices=["head"], help="head: walks of a Markov head")
+    bench.add_argument(
+        "what",
+        choices=["head", "table"],
+        help="head: walks of a Markov head; table FILE: the README's table of a results file",
+    )
     bench.add_argument("options", nargs=argparse.REMAINDER, help="see wts bench head --help")
     bench.set_defaults(run=_bench)
     return parser
@@ -234,6 +238,12 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _bench(args: argparse.Namespace) -> int:
+    if args.what == "table":
+        from wts.bench.summary import render_file
+
+        for name in args.options:
+            print(render_file(Path(name)))
+        return 0
     from wts.bench import head
 
     return head.main(args.options)

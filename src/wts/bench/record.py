@@ -286,10 +286,17 @@ def read(path: Path) -> list[Record]:
     """All records of a file, each checked.
 
     Raises:
-        InputError: names file and line of the first line that is no record.
+        InputError: names file and line of the first line that is no record; or the file, where it
+            cannot be read.
     """
+    try:
+        lines = path.read_text(encoding="utf-8").splitlines()
+    except OSError as error:
+        raise InputError.mismatch(
+            "file", wanted="a readable results file", found=str(error), fix="check its path"
+        ) from error
     records = []
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+    for number, line in enumerate(lines, start=1):
         try:
             record = json.loads(line)
             if not isinstance(record, dict):
