@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -61,19 +62,25 @@ def plans(
     draw: st.DrawFn,
     *,
     max_vocab: int = 300_000,
-    max_batch: int = 64,
     hopper_only: bool = False,
-    streamed: bool | None = None,
+    streamed: bool = False,
 ) -> ResidencyPlan:
     """Plans of any shape, GPU and batch; what does not fit a GPU is left out.
 
-    With `streamed`, only plans that keep all of W on chip (False) or stream a part (True).
+    With `streamed`, of shapes so large for their GPU that a part streams.
     """
+    shape, gpu = draw(shapes(max_vocab)), draw(gpus(hopper_only=hopper_only))
+    if streamed:
+        rows_per_block = draw(st.integers(1500, 5000))
+        gpu = gpu.with_blocks(min(gpu.num_sms, draw(st.integers(2, 60))))
+        vocab = rows_per_block * gpu.max_blocks
+        rank = draw(st.sampled_from((256, 512)))
+        shape = replace(shape, vocab=vocab, table_rows=vocab, rank=rank)
     try:
         plan = plan_residency(
-            draw(shapes(max_vocab)),
-            draw(gpus(hopper_only=hopper_only)),
-            batch=draw(st.one_of(st.integers(1, min(4, max_batch)), st.integers(1, max_batch))),
+            shape,
+            gpu,
+            batch=draw(st.one_of(st.integers(1, 4), st.integers(1, 64))),
             steps=draw(st.integers(1, 32)),
             sampled=draw(st.booleans()),
             base_type=draw(st.sampled_from(NUMBER_TYPES)),
@@ -81,7 +88,7 @@ def plans(
     except PlanError:
         assume(False)
         raise
-    assume(streamed is None or streamed == (plan.streamed_fragments > 0))
+    assume(not streamed or plan.streamed_fragments > 0)
     return plan
 
 

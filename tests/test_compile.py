@@ -357,6 +357,7 @@ class TestRefusals:
             ({"spill_bytes": 8}, "without spills, found 8 spilled bytes"),
             ({"local_accesses": 3}, "found 0 spilled bytes and 3 local accesses"),
             ({"matrix_instructions": 5}, r"wanted 2 matrix instructions, found 5"),
+            ({"registers": 160}, r"registers a thread at launch, found 160"),
         ],
     )
     def test_a_kernel_that_is_not_as_planned(

@@ -115,6 +115,12 @@ class TestScores:
             else:
                 assert score == pytest.approx(wanted, rel=1e-5, abs=1e-5)
 
+    def test_masked_rows_stay_masked_at_any_temperature(self) -> None:
+        """-inf / inf would be NaN, and a NaN wins."""
+        for temperature in (1e-5, 1.0, 3e38, math.inf):
+            scores = sampled_scores(self.logits, torch.tensor([temperature]), self.words)
+            assert scores[0, 3] == -math.inf
+
     def test_temperatures_are_at_least_the_least(self) -> None:
         rows = [
             sampled_scores(self.logits, torch.tensor([temperature]), self.words)

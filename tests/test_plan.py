@@ -169,6 +169,16 @@ class TestEveryPlan:
         if plan.step_type != "bf16":
             assert plan.wide, "a score of more than 16 bits needs the wide word"
 
+    def test_a_candidate_is_one_short_word_only_where_its_row_fits_in(self) -> None:
+        """Twelve bits name 4096 rows: the largest compact shard, and the next one."""
+        largest, next_one = (
+            plan_of(vocab=8 * 4096, gpu=hopper(8)),
+            plan_of(vocab=8 * 4096 + 1, gpu=hopper(8)),
+        )
+        assert (largest.rows, largest.wide) == (4096, False)
+        assert next_one.rows > 4096
+        assert next_one.wide
+
     @given(plans())
     def test_the_workspace_has_a_slot_for_each_request_block_and_parity(
         self, plan: ResidencyPlan

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import wts.walk
 from strategies import anchors, base_logits, heads, hopper, silent_head, successor_head
-from wts.errors import DeviceError, InputError, PlanError, WalkError
+from wts.errors import CompileError, DeviceError, InputError, PlanError, WalkError
 from wts.heads import MarkovHead
 from wts.noise import Noise
 from wts.plan import NUMBER_TYPES, NumberType, plan_residency
@@ -104,6 +104,13 @@ class TestCall:
         anchor = anchors(head, 3, 1)
         walk = walker(head, backend)
         assert torch.equal(walk(crop, anchor), walk(crop.contiguous(), anchor))
+
+    @each_backend
+    def test_a_vocabulary_of_one_may_have_any_stride(self, backend: Backend) -> None:
+        base = torch.zeros(2, 3, 8, dtype=BF16)[:, :, ::8]
+        assert base.shape == (2, 3, 1)
+        tokens = walker(silent_head(1), backend)(base, torch.tensor([0, 0]))
+        assert tokens.tolist() == [[0] * 3] * 2
 
     @each_backend
     def test_wider_logits_than_the_vocabulary_are_cut(self, backend: Backend) -> None:
@@ -325,6 +332,8 @@ BAD_SAMPLED: list[tuple[str, dict[str, Any], str]] = [
     ("logits_out", {"logits_out": BASE[0].clone()}, r"\[2, 3"),
     ("logits_out", {"logits_out": BASE.mT.contiguous().mT}, "stride 1"),
     ("logits_out", {"logits_out": BASE.to("meta")}, "meta"),
+    ("logits_out", {"logits_out": BASE[:1].clone().expand(2, -1, -1)}, "no two rows"),
+    ("logits_out", {"logits_out": BASE[:, :1].clone().expand(-1, 3, -1)}, "no two rows"),
 ]
 
 
@@ -384,7 +393,7 @@ class TestBadInput:
         with pytest.raises(InputError, match=rf"^backend: wanted .*found {found!r}"):
             Walker(head, plan_residency(head, "h200"), backend=found)
 
-    @pytest.mark.parametrize("found", [0, -1, 4_000_001, 1.5, "9", True])
+    @pytest.mark.parametrize("found", [0, -1, 600_001, 1.5, "9", True])
     def test_a_limit_out_of_range(self, found: Any) -> None:
         head = silent_head(5)
         with pytest.raises(InputError, match=rf"^timeout_ms: wanted .*found {found!r}"):
@@ -431,6 +440,23 @@ class TestWithoutAGpu:
         assert "emulator, not on a GPU" in record.getMessage()
         assert "found none that torch can use" in record.getMessage()
         assert walk(torch.zeros(1, 2, 3, dtype=BF16), torch.tensor([0])).tolist() == [[1, 2]]
+
+    @pytest.mark.parametrize("error", [CompileError("no NVRTC"), DeviceError("too few blocks")])
+    def test_auto_falls_back_from_whatever_keeps_the_device_away(
+        self, error: WalkError, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    ) -> None:
+        def no_device(*arguments: object, **named: object) -> None:
+            raise error
+
+        monkeypatch.setattr(wts.walk, "_cuda_device", lambda device: torch.device("cpu"))
+        monkeypatch.setattr(wts.walk, "_DeviceWalk", no_device)
+        head = silent_head(5)
+        plan = plan_residency(head, "h200")
+        assert Walker(head, plan, fallback=True).backend == "emulator"
+        assert str(error) in caplog.text
+        for arguments in ({}, {"backend": "device", "fallback": True}):
+            with pytest.raises(type(error), match=str(error)):
+                Walker(head, plan, **arguments)
 
     def test_device_never_falls_back(self) -> None:
         head = silent_head(5)

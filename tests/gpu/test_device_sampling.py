@@ -190,7 +190,9 @@ class TestCorners:
         base_type=st.sampled_from(NUMBER_TYPES),
         chosen=st.sets(st.sampled_from(range(len(SPECIAL))), min_size=1, max_size=4),
         seed=st.integers(0, 1 << 16),
-        temperatures=st.lists(st.sampled_from([1e-5, 0.5, 1.0, 30.0, 0.0]), min_size=3, max_size=3),
+        temperatures=st.lists(
+            st.sampled_from([1e-5, 0.5, 1.0, 30.0, 0.0, INF]), min_size=3, max_size=3
+        ),
     )
     def test_special_numbers_in_the_base_logits(
         self, base_type: NumberType, chosen: set[int], seed: int, temperatures: list[float]

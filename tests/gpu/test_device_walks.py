@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import lru_cache
 
@@ -370,6 +371,19 @@ class TestCalls:
             copy = tokens.clone()
         stream.synchronize()
         assert torch.equal(copy.cpu(), twin(walker)(base, anchor.cpu()))
+
+    def test_a_call_from_another_thread(self) -> None:
+        """A new thread has no current context of the driver yet."""
+        head = tied_head(1003)
+        walker = walker_of("device", head, batch=2)
+        base, anchor = base_logits(head, batch=2, steps=4, seed=1, tied=True), torch.tensor([1, 2])
+        there, anchor_there = base.cuda(), anchor.cuda()
+        out = torch.empty(2, 4, dtype=torch.int64, device="cuda")
+        torch.cuda.synchronize()
+        with ThreadPoolExecutor(max_workers=1) as pool:
+            pool.submit(walker, there, anchor_there, out=out).result()
+        torch.cuda.synchronize()
+        assert torch.equal(out.cpu(), twin(walker)(base, anchor))
 
     def test_two_walkers_on_two_streams(self) -> None:
         head = tied_head(4999)
