@@ -187,8 +187,17 @@ class TestSweepOrder:
             patch.setattr(wts.compile, "_read_sources", lambda: sources)
             compile_walk(plan, cache=cache)
 
+    @pytest.mark.parametrize("batch", [1, 2])
+    @pytest.mark.parametrize("warp_tiles", [1, 2, 3, 5, 6, 7, 9, 10, 13, 14, 18])
+    def test_is_the_planned_one_however_full_the_last_accumulator_is(
+        self, warp_tiles: int, batch: int, cache: Path
+    ) -> None:
+        plan = plan_of(2 * 128 * warp_tiles, 64, batch, blocks=2)
+        assert plan.warp_tiles == warp_tiles
+        self.compile_with_check(plan, plan.sweep_order(), cache)
+
     @given(plans(hopper_only=True))
-    @settings(some_plans, max_examples=8)
+    @settings(some_plans, max_examples=4)
     def test_is_the_planned_one(self, cache: Path, plan: ResidencyPlan) -> None:
         fitting = compile_fitting(plan).plan
         self.compile_with_check(fitting, fitting.sweep_order(), cache)
