@@ -25,6 +25,12 @@ __device__ __forceinline__ u64 global_timer() {
   return value;
 }
 
+// The block's dynamic shared memory.
+__device__ __forceinline__ void* dynamic_shared_memory() {
+  extern __shared__ __align__(128) unsigned char storage[];
+  return storage;
+}
+
 __device__ __forceinline__ u32 shared_address(const void* pointer) {
   return static_cast<u32>(__cvta_generic_to_shared(pointer));
 }

@@ -218,6 +218,10 @@ struct ServiceWarp {
     }
   }
 
+  __device__ __forceinline__ bool abandoned() const {
+    return *reinterpret_cast<volatile int*>(&shared.abandoned) != 0;
+  }
+
   // Whether the exchange that began 256 polls or more ago has lasted too long.
   __device__ __forceinline__ bool out_of_time(u32 poll) const {
     volatile u64& deadline = shared.deadline[column()];
@@ -240,8 +244,9 @@ struct ServiceWarp {
     for (u32 poll = 1;; ++poll) {
       gathered.request(slots, tag);
       if (gathered.complete(tag)) break;
-      if (*reinterpret_cast<volatile int*>(&shared.abandoned)) break;
-      // The clock is read rarely: it is not on the path of a good walk.
+      // These are asked rarely, not on the path of a good walk, and by a vote, so that the lanes
+      // leave together whenever another warp gives up.
+      if ((poll & 15u) == 0 && __any_sync(0xffffffffu, abandoned())) break;
       if ((poll & 255u) == 0 && out_of_time(poll))
         report_timeout(args.status, &shared.abandoned, gathered.first_missing(tag), step);
     }

@@ -60,8 +60,7 @@ __device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared
 extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
     wts_walk(const __grid_constant__ wts::WalkArgs args) {
   using namespace wts;
-  extern __shared__ __align__(128) Byte storage[];
-  Shared& shared = *reinterpret_cast<Shared*>(storage);
+  Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared_memory());
   if (threadIdx.x == 0) prepare(args, shared);
   if constexpr (plan::SAMPLED) read_temperatures(args, shared);
   __syncthreads();

@@ -1,0 +1,148 @@
+"""Runs the kernel's own source on the CPU: csrc with a stand-in for its one file of assembly.
+
+For tests of small plans where there is no GPU: staging, exchange, selection, streaming, sampling
+and every index are the device's; only the instructions in ptx.cuh are imitated.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import tempfile
+from functools import cache
+from pathlib import Path
+
+import torch
+
+from wts.compile import WalkArgs
+from wts.heads import DTYPE_OF, MarkovHead
+from wts.noise import Noise
+from wts.pack import pack_head
+from wts.plan import ResidencyPlan
+
+HERE = Path(__file__).parent
+CSRC = Path(__file__).parents[2] / "src" / "wts" / "csrc"
+FIRST_SEQUENCE = 2
+GUARD = 64  # unregistered bytes around every tensor
+
+
+class _Range(ctypes.Structure):
+    _fields_ = [("first", ctypes.c_void_p), ("bytes", ctypes.c_int64)]
+
+
+@cache
+def _build(header: str) -> ctypes.CDLL:
+    """Compile the kernel for a plan's header; kept for the session."""
+    folder = Path(tempfile.mkdtemp(prefix="wts-simulator-"))
+    for source in CSRC.iterdir():
+        if source.name != "ptx.cuh":
+            shutil.copy(source, folder)
+    for name in ("ptx.cuh", "simulate.cpp"):
+        shutil.copy(HERE / name, folder)
+    (folder / "plan_constants.h").write_text(header)
+    library = folder / "simulate.so"
+    subprocess.run(
+        [
+            *("g++", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"),
+            *("-Wno-unknown-pragmas", f"-DWTS_ARGS_BYTES={ctypes.sizeof(WalkArgs)}"),
+            *("-I", str(folder), str(folder / "simulate.cpp"), "-o", str(library)),
+        ],
+        check=True,
+    )
+    loaded = ctypes.CDLL(str(library))
+    shutil.rmtree(folder)  # the library stays mapped
+    return loaded
+
+
+class Simulator:
+    """A device Walker without a device: one workspace, walks one after the other.
+
+    Args:
+        head: the head.
+        plan: a small plan for it.
+        sequence: what the workspace's exchange counter starts at.
+    """
+
+    def __init__(
+        self, head: MarkovHead, plan: ResidencyPlan, *, sequence: int = FIRST_SEQUENCE
+    ) -> None:
+        self.plan = plan
+        self.packed = pack_head(head, plan, torch.device("cpu"))
+        self.slots = torch.zeros(plan.workspace_words * plan.word_bytes, dtype=torch.uint8)
+        self.status = torch.zeros(8, dtype=torch.int32)
+        self.status[0] = sequence - (1 << 32) if sequence >= 1 << 31 else sequence
+        # What earlier walks have left: the word of the last exchange of each parity.
+        words = self.slots.view(torch.int64 if plan.wide else torch.int32).view(2, -1)
+        for before in range(max(0, sequence - 2), sequence) if sequence != FIRST_SEQUENCE else ():
+            words[before & 1] = (before >> 1) & (0xFFFF if plan.wide else 0xF)
+        self.library = _build(plan.render_header())
+
+    def __call__(
+        self,
+        base: torch.Tensor,
+        anchor: torch.Tensor,
+        *,
+        temperatures: torch.Tensor | None = None,
+        noise: Noise | None = None,
+        logits_out: torch.Tensor | None = None,
+        seed: int = 0,
+        absent: int = 0,
+        timeout_us: int = 1_000_000,
+        most_turns: int = 400_000,
+    ) -> torch.Tensor:
+        """Walk; raises RuntimeError on a bad access or a hang."""
+        batch, steps, _ = base.shape
+        tokens = torch.full((batch, steps), -1, dtype=torch.int64)
+        held = {
+            "tiles": self.packed.tiles,
+            "row_scale": self.packed.row_scale,
+            "table": self.packed.table,
+            "draft_to_target": self.packed.draft_to_target,
+            "base": base,
+            "anchor": anchor,
+            "tokens": tokens,
+            "temperatures": temperatures,
+            "noise_offset": None if noise is None else noise.offset,
+            "logits_out": logits_out,
+            "slots": self.slots,
+            "status": self.status,
+        }
+        args = WalkArgs(
+            base_request_stride=base.stride(0),
+            base_step_stride=base.stride(1),
+            anchor_stride=anchor.stride(0),
+            noise_key=0 if noise is None else noise.key,
+            logits_request_stride=0 if logits_out is None else logits_out.stride(0),
+            logits_step_stride=0 if logits_out is None else logits_out.stride(1),
+            num_requests=batch,
+            num_steps=steps,
+            timeout_us=timeout_us,
+        )
+        ranges = []
+        for name, tensor in held.items():
+            if tensor is not None:
+                setattr(args, name, tensor.data_ptr())
+                storage = tensor.untyped_storage()
+                first, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+                # Copies are whole 16-byte pieces: one may begin before its first element.
+                first -= first % 16 if name == "base" else 0
+                ranges.append(_Range(first, end - first))
+        message = ctypes.create_string_buffer(256)
+        result = self.library.simulate(
+            ctypes.byref(args),
+            (_Range * len(ranges))(*ranges),
+            len(ranges),
+            ctypes.c_uint(seed),
+            absent,
+            ctypes.c_longlong(most_turns),
+            message,
+        )
+        if result != 0:
+            raise RuntimeError(message.value.decode())
+        return tokens
+
+
+def step_dtype(plan: ResidencyPlan) -> torch.dtype:
+    """Dtype of a plan's step logits."""
+    return DTYPE_OF[plan.step_type]

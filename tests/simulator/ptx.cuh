@@ -1,0 +1,381 @@
+// Stands in for csrc/ptx.cuh on a CPU: each CUDA thread is a fiber, each warp instruction a meeting
+// of its 32 lanes, each barrier and copy a few lines of plain C++. The rest of csrc is compiled as it
+// is. Fibers take turns in an order drawn from a seed, bulk copies land late, shared memory starts
+// as garbage, and every access of global memory is checked against what the launch was given.
+#pragma once
+#include <ucontext.h>
+
+#include <algorithm>
+#include <cmath>
+#include <cstdint>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <map>
+#include <memory>
+#include <random>
+#include <vector>
+
+#define __device__
+#define __global__
+#define __constant__
+#define __forceinline__ inline
+#define __noinline__ __attribute__((noinline))
+#define __launch_bounds__(...)
+#define __grid_constant__
+
+using std::fmaf;
+using std::max;
+using std::min;
+
+struct float2 {
+  float x, y;
+};
+struct uint2 {
+  unsigned x, y;
+};
+
+// ---- fibers ------------------------------------------------------------------------------------
+
+namespace sim {
+
+constexpr int LANES = 32;
+
+struct MBarrier {
+  int arrivals = 0, missing = 0;
+  long long bytes = 0;
+  unsigned phase = 0;
+  void settle() {
+    if (missing == 0 && bytes == 0) {
+      ++phase;
+      missing = arrivals;
+    }
+  }
+};
+
+struct Packet {  // what a lane brings to a meeting
+  unsigned word[12];
+};
+
+struct Meeting {
+  int come = 0;
+  unsigned generation = 0;
+  Packet packets[2][LANES];
+};
+
+struct Copy {
+  void* to;
+  const void* from;
+  unsigned bytes;
+  MBarrier* barrier;
+  int delay;
+};
+
+struct Block {
+  std::vector<unsigned char> memory;
+  unsigned char* shared = nullptr;
+  std::map<const void*, MBarrier> barriers;
+  std::vector<Meeting> warps;
+  std::vector<Copy> copies;
+  int at_barrier = 0;
+  unsigned barrier_generation = 0;
+};
+
+struct Fiber {
+  ucontext_t context;
+  std::unique_ptr<char[]> stack;
+  Block* block = nullptr;
+  int block_index = 0, thread = 0;
+  bool done = false;
+};
+
+struct Range {
+  const char* first;
+  long long bytes;
+};
+
+inline ucontext_t scheduler;
+inline Fiber* current = nullptr;
+inline std::vector<Range> ranges;
+inline std::mt19937 random_order;
+inline unsigned long long now = 0;
+inline bool failed = false;
+inline char message[256];
+
+inline void yield() { swapcontext(&current->context, &scheduler); }
+
+inline void fail(const char* what, const void* where, unsigned bytes) {
+  if (!failed)
+    std::snprintf(message, sizeof message, "%s: %u bytes at %p (block %d, thread %d)", what, bytes,
+                  where, current->block_index, current->thread);
+  failed = true;
+  for (;;) yield();
+}
+
+inline void check_global(const void* pointer, unsigned bytes, unsigned alignment) {
+  const char* first = static_cast<const char*>(pointer);
+  if (reinterpret_cast<uintptr_t>(first) % alignment != 0) fail("misaligned", pointer, bytes);
+  for (const Range& range : ranges)
+    if (first >= range.first && first + bytes <= range.first + range.bytes) return;
+  fail("outside global memory", pointer, bytes);
+}
+
+inline unsigned char* check_shared(unsigned address, unsigned bytes, unsigned alignment) {
+  if (address % alignment != 0 || address + bytes > current->block->memory.size() - 128)
+    fail("outside shared memory, or misaligned", reinterpret_cast<void*>(address), bytes);
+  return current->block->shared + address;
+}
+
+// All lanes of the warp bring a packet and get everybody's.
+inline const Packet* meet(const Packet& mine) {
+  Meeting& meeting = current->block->warps[current->thread / LANES];
+  const unsigned generation = meeting.generation;
+  Packet* packets = meeting.packets[generation & 1];
+  packets[current->thread % LANES] = mine;
+  if (++meeting.come == LANES) {
+    meeting.come = 0;
+    ++meeting.generation;
+  } else {
+    while (meeting.generation == generation) yield();
+  }
+  return packets;
+}
+
+inline const Packet* meet(unsigned word) {
+  Packet packet{};
+  packet.word[0] = word;
+  return meet(packet);
+}
+
+inline MBarrier& barrier(const void* pointer) { return current->block->barriers[pointer]; }
+
+struct Index {
+  unsigned x;
+};
+
+}  // namespace sim
+
+#define threadIdx (sim::Index{static_cast<unsigned>(sim::current->thread)})
+#define blockIdx (sim::Index{static_cast<unsigned>(sim::current->block_index)})
+
+inline void __syncwarp() { sim::meet(0u); }
+
+inline void __syncthreads() {
+  sim::Block& block = *sim::current->block;
+  const unsigned generation = block.barrier_generation;
+  if (++block.at_barrier == static_cast<int>(block.warps.size()) * sim::LANES) {
+    block.at_barrier = 0;
+    ++block.barrier_generation;
+  } else {
+    while (block.barrier_generation == generation) sim::yield();
+  }
+}
+
+inline bool __any_sync(unsigned, bool value) {
+  const sim::Packet* packets = sim::meet(value);
+  bool any = false;
+  for (int lane = 0; lane < sim::LANES; ++lane) any |= packets[lane].word[0] != 0;
+  return any;
+}
+
+inline int __shfl_sync(unsigned, int value, int lane) {
+  return static_cast<int>(sim::meet(static_cast<unsigned>(value))[lane & 31].word[0]);
+}
+
+template <typename T>
+T bits_as(unsigned bits) {
+  T value;
+  std::memcpy(&value, &bits, 4);
+  return value;
+}
+inline unsigned __float_as_uint(float value) {
+  unsigned bits;
+  std::memcpy(&bits, &value, 4);
+  return bits;
+}
+inline int __float_as_int(float value) { return static_cast<int>(__float_as_uint(value)); }
+inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
+inline float __int_as_float(int bits) { return bits_as<float>(static_cast<unsigned>(bits)); }
+
+inline float __shfl_xor_sync(unsigned, float value, int mask) {
+  const int lane = sim::current->thread % sim::LANES;
+  return __uint_as_float(sim::meet(__float_as_uint(value))[lane ^ mask].word[0]);
+}
+
+inline float __fmul_rn(float a, float b) { return a * b; }
+inline float __fadd_rn(float a, float b) { return a + b; }
+inline float __fdiv_rn(float a, float b) { return a / b; }
+inline float __fdividef(float a, float b) { return a / b; }
+inline float __int2float_rn(int value) { return static_cast<float>(value); }
+inline float __uint2float_rn(unsigned value) { return static_cast<float>(value); }
+inline unsigned __umulhi(unsigned a, unsigned b) {
+  return static_cast<unsigned>((static_cast<unsigned long long>(a) * b) >> 32);
+}
+inline unsigned __funnelshift_r(unsigned low, unsigned high, unsigned shift) {
+  return static_cast<unsigned>(((static_cast<unsigned long long>(high) << 32) | low) >> shift);
+}
+inline int __ldg(const int* pointer) {
+  sim::check_global(pointer, 4, 4);
+  return *pointer;
+}
+inline unsigned atomicAdd(unsigned* pointer, unsigned value) {
+  const unsigned old = *pointer;
+  *pointer += value;
+  return old;
+}
+inline unsigned atomicCAS(unsigned* pointer, unsigned compare, unsigned value) {
+  const unsigned old = *pointer;
+  if (old == compare) *pointer = value;
+  return old;
+}
+inline long long clock64() { return static_cast<long long>(++sim::now); }
+
+// ---- csrc/ptx.cuh, name by name ----------------------------------------------------------------
+
+namespace wts {
+
+using u8 = unsigned char;
+using u16 = unsigned short;
+using u32 = unsigned int;
+using u64 = unsigned long long;
+
+inline u32 clock_low() {
+  sim::yield();
+  return static_cast<u32>(sim::now += 100);
+}
+inline u64 global_timer() { return sim::now += 1000; }
+inline void* dynamic_shared_memory() { return sim::current->block->shared; }
+inline u32 shared_address(const void* pointer) {
+  return static_cast<u32>(static_cast<const u8*>(pointer) - sim::current->block->shared);
+}
+inline int lane_index() { return sim::current->thread % sim::LANES; }
+inline int warp_index() { return sim::current->thread / sim::LANES; }
+
+// m16n8k32, row by column: lane 4 g + t holds rows g, g + 8 and bytes 4 t.., 16 + 4 t.. of A, bytes
+// 4 t.., 16 + 4 t.. of column g of B, and columns 2 t, 2 t + 1 of the result's rows g, g + 8.
+inline void mma_s8(int (&d)[4], const u32* a, u32 b0, u32 b1) {
+  sim::Packet mine{};
+  std::copy(a, a + 4, mine.word);
+  mine.word[4] = b0;
+  mine.word[5] = b1;
+  const sim::Packet* all = sim::meet(mine);
+  const int group = lane_index() / 4, t = lane_index() % 4;
+  const auto byte = [](u32 word, int index) {
+    return static_cast<int>(static_cast<signed char>(word >> (8 * index)));
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int half = i / 2, column = 2 * t + i % 2;
+    for (int part = 0; part < 4; ++part)
+      for (int k = 0; k < 4; ++k) {
+        const u32* left = all[4 * group + part].word;
+        const u32* right = all[4 * column + part].word;
+        d[i] += byte(left[half], k) * byte(right[4], k);
+        d[i] += byte(left[2 + half], k) * byte(right[5], k);
+      }
+  }
+}
+inline void mma_s8_first(int (&d)[4], const u32* a, u32 b0, u32 b1) {
+  std::fill(d, d + 4, 0);
+  mma_s8(d, a, b0, b1);
+}
+
+inline void load_global_16(u32 (&v)[4], const void* pointer) {
+  sim::check_global(pointer, 16, 16);
+  std::memcpy(v, pointer, 16);
+}
+inline u32 load_global_4(const void* pointer) {
+  sim::check_global(pointer, 4, 4);
+  return *static_cast<const u32*>(pointer);
+}
+inline u32 load_global_2(const void* pointer) {
+  sim::check_global(pointer, 2, 2);
+  return *static_cast<const u16*>(pointer);
+}
+inline void load_shared_16(u32 (&v)[4], u32 address) {
+  std::memcpy(v, sim::check_shared(address, 16, 16), 16);
+}
+inline void load_shared_8(u32 (&v)[2], u32 address) {
+  std::memcpy(v, sim::check_shared(address, 8, 8), 8);
+}
+inline void store_shared_16(u32 address, const u32 (&v)[4]) {
+  std::memcpy(sim::check_shared(address, 16, 16), v, 16);
+}
+template <typename Word>
+Word load_relaxed(const Word* pointer) {
+  sim::check_global(pointer, sizeof(Word), sizeof(Word));
+  return *pointer;
+}
+template <typename Word>
+void store_relaxed(Word* pointer, Word value) {
+  sim::check_global(pointer, sizeof(Word), sizeof(Word));
+  *pointer = value;
+}
+inline void prefetch_l2(const void* pointer, u32 bytes) {
+  sim::check_global(pointer, bytes, 16);
+  if (bytes % 16 != 0) sim::fail("prefetch of odd size", pointer, bytes);
+}
+
+inline int warp_max(int value) {
+  const sim::Packet* all = sim::meet(static_cast<u32>(value));
+  int most = static_cast<int>(all[0].word[0]);
+  for (int lane = 1; lane < sim::LANES; ++lane) most = max(most, static_cast<int>(all[lane].word[0]));
+  return most;
+}
+inline u32 warp_max_unsigned(u32 value) {
+  const sim::Packet* all = sim::meet(value);
+  u32 most = all[0].word[0];
+  for (int lane = 1; lane < sim::LANES; ++lane) most = max(most, all[lane].word[0]);
+  return most;
+}
+
+inline u32 round_bf16(float value) {
+  const u32 bits = __float_as_uint(value);
+  if (value != value) return 0x7fffu;
+  return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+}
+inline u32 round_bf16x2(float low, float high) { return round_bf16(low) | (round_bf16(high) << 16); }
+inline float half_to_float(u32 bits) {
+  const u16 narrow = static_cast<u16>(bits);
+  _Float16 value;
+  std::memcpy(&value, &narrow, 2);
+  return static_cast<float>(value);
+}
+inline u32 round_half(float value) {
+  const _Float16 narrow = static_cast<_Float16>(value);
+  u16 bits;
+  std::memcpy(&bits, &narrow, 2);
+  return value != value ? 0x7fffu : bits;
+}
+
+inline void barrier_init(u64* pointer, u32 arrivals) {
+  sim::barrier(pointer) = {static_cast<int>(arrivals), static_cast<int>(arrivals), 0, 0};
+}
+inline void barrier_arrive(u64* pointer) {
+  sim::MBarrier& barrier = sim::barrier(pointer);
+  if (barrier.missing == 0) sim::fail("one arrival too many", pointer, 0);
+  --barrier.missing;
+  barrier.settle();
+}
+inline void barrier_expect(u64* pointer, u32 bytes) { sim::barrier(pointer).bytes += bytes; }
+inline void barrier_arrive_expect(u64* pointer, u32 bytes) {
+  barrier_expect(pointer, bytes);
+  barrier_arrive(pointer);
+}
+inline void barrier_wait(u64* pointer, u32 parity) {
+  while ((sim::barrier(pointer).phase & 1u) == parity) sim::yield();
+}
+inline void fence_barrier_init() {}
+inline void fence_async_proxy() {}
+inline void bulk_copy(void* shared, const void* global, u32 bytes, u64* pointer) {
+  sim::check_global(global, bytes, 16);
+  sim::check_shared(shared_address(shared), bytes, 16);
+  if (bytes % 16 != 0) sim::fail("bulk copy of odd size", global, bytes);
+  const int delay = static_cast<int>(sim::random_order() % 4);
+  sim::current->block->copies.push_back({shared, global, bytes, &sim::barrier(pointer), delay});
+}
+template <int COUNT>
+void take_registers() {}
+template <int COUNT>
+void give_registers() {}
+
+}  // namespace wts

@@ -1,0 +1,206 @@
+"""The kernel's own source, executed on the CPU, equals the emulator bit for bit.
+
+Only ptx.cuh is imitated (tests/simulator). Threads take turns in a random order, copies land late,
+shared memory starts as garbage, and accesses of global memory are checked; so these tests find
+wrong indices, missing waits and reads past the end without a GPU. What they cannot find: the memory
+model of the real chip, and anything about time.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from simulator import Simulator, step_dtype
+from wts.device import gpu_spec
+from wts.heads import DTYPE_OF, MarkovHead, NumberType
+from wts.noise import Noise
+from wts.plan import ResidencyPlan, plan_residency
+from wts.walk import Walker
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+WHOLE = 232_448  # bytes of shared memory of a real block
+KEY, OFFSET = 0x1234_5678_9ABC_DEF0, (1 << 32) - 1
+
+
+def plan_of(
+    head: MarkovHead,
+    *,
+    batch: int = 1,
+    blocks: int = 1,
+    sampled: bool = False,
+    base_type: NumberType = "bf16",
+    shared_bytes: int = WHOLE,
+) -> ResidencyPlan:
+    gpu = replace(gpu_spec("h200").with_blocks(blocks), shared_bytes_per_block=shared_bytes)
+    return plan_residency(head, gpu, batch=batch, steps=32, sampled=sampled, base_type=base_type)
+
+
+def inputs(
+    head: MarkovHead, plan: ResidencyPlan, batch: int, steps: int, seed: int, *, padding: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Base logits that start at an odd element where padded, and anchors, one of them outside."""
+    generator = torch.Generator().manual_seed(seed)
+    base = torch.randn(batch, steps, head.vocab + padding, generator=generator) * 2
+    anchor = torch.randint(0, head.table_rows, (batch,), generator=generator)
+    anchor[-1] = -1 if seed % 2 else 1 << 40
+    first = padding // 2
+    return base.to(DTYPE_OF[plan.base_type])[:, :, first : first + head.vocab], anchor
+
+
+def check_greedy(
+    head: MarkovHead,
+    plan: ResidencyPlan,
+    batch: int,
+    steps: int,
+    *,
+    seed: int = 0,
+    padding: int = 0,
+) -> None:
+    base, anchor = inputs(head, plan, batch, steps, seed, padding=padding)
+    simulator = Simulator(head, plan)
+    tokens = simulator(base, anchor, seed=seed)
+    assert torch.equal(tokens, Walker(head, plan, backend="emulator")(base, anchor))
+    assert simulator.status.tolist()[:5] == [2 + steps, 0, 0, 0, 1]
+
+
+def check_sampled(
+    head: MarkovHead,
+    plan: ResidencyPlan,
+    batch: int,
+    steps: int,
+    *,
+    seed: int = 0,
+    padding: int = 0,
+) -> None:
+    base, anchor = inputs(head, plan, batch, steps, seed, padding=padding)
+    temperatures = torch.tensor([1.0, 0.0, 0.6, -1.0, 2.0, float("nan"), 1e-9] * 10)[:batch].clone()
+    results = []
+    for walk in (Simulator(head, plan), Walker(head, plan, backend="emulator")):
+        noise = Noise(key=KEY, offset=torch.tensor([OFFSET]))
+        logits = torch.zeros(batch, steps, head.vocab + 1, dtype=step_dtype(plan))
+        tokens = walk(base, anchor, temperatures=temperatures, noise=noise, logits_out=logits)
+        results.append((tokens, logits, noise.offset))
+    for simulated, emulated in zip(*results, strict=True):
+        assert torch.equal(simulated, emulated)
+    assert int(results[0][2]) == OFFSET + 1
+
+
+@pytest.mark.parametrize(
+    ("vocab", "rank", "blocks", "batch", "shared_bytes"),
+    [
+        pytest.param(1, 64, 1, 1, WHOLE, id="one row"),
+        pytest.param(700, 256, 1, 1, WHOLE, id="registers and shared memory, one request"),
+        pytest.param(1100, 256, 2, 2, WHOLE, id="two requests share accumulators"),
+        pytest.param(1100, 256, 1, 4, WHOLE, id="four requests in two phases"),
+        pytest.param(500, 128, 3, 9, WHOLE, id="groups, an exchange behind"),
+        pytest.param(500, 64, 2, 7, WHOLE, id="two groups"),
+        pytest.param(1500, 256, 1, 1, 60_000, id="streamed, one request"),
+        pytest.param(1500, 256, 1, 2, 60_000, id="streamed, two requests"),
+        pytest.param(1500, 256, 1, 5, 60_000, id="streamed, groups"),
+        pytest.param(600, 512, 1, 3, 90_000, id="streamed, long latents"),
+    ],
+)
+def test_greedy_plans(vocab: int, rank: int, blocks: int, batch: int, shared_bytes: int) -> None:
+    head = MarkovHead.random(vocab=vocab, rank=rank, seed=vocab)
+    plan = plan_of(head, batch=batch, blocks=blocks, shared_bytes=shared_bytes)
+    assert (plan.streamed_fragments > 0) == (shared_bytes < WHOLE)
+    check_greedy(head, plan, batch, 5, padding=3)
+    check_greedy(head, plan, max(1, batch - 1), 2, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "rank", "blocks", "batch", "shared_bytes"),
+    [
+        pytest.param(900, 256, 1, 1, WHOLE, id="one request"),
+        pytest.param(900, 128, 2, 2, WHOLE, id="two requests"),
+        pytest.param(900, 128, 2, 6, WHOLE, id="groups"),
+        pytest.param(1500, 256, 1, 2, 70_000, id="streamed"),
+    ],
+)
+def test_sampled_plans(vocab: int, rank: int, blocks: int, batch: int, shared_bytes: int) -> None:
+    head = MarkovHead.random(vocab=vocab, rank=rank, seed=vocab)
+    plan = plan_of(head, batch=batch, blocks=blocks, sampled=True, shared_bytes=shared_bytes)
+    check_sampled(head, plan, batch, 3, padding=5)
+
+
+@pytest.mark.parametrize("base_type", ["fp16", "fp32"])
+@pytest.mark.parametrize("sampled", [False, True])
+def test_number_types(base_type: NumberType, sampled: bool) -> None:
+    head = MarkovHead.random(vocab=333, rank=64, seed=1)
+    plan = plan_of(head, batch=3, blocks=2, sampled=sampled, base_type=base_type)
+    (check_sampled if sampled else check_greedy)(head, plan, 3, 3, padding=3)
+
+
+def test_a_draft_vocabulary() -> None:
+    head = MarkovHead.random(vocab=900, rank=64, seed=2, draft_vocab=333)
+    check_greedy(head, plan_of(head, batch=2, blocks=2), 2, 6)
+
+
+HEAD = MarkovHead.random(vocab=300, rank=64, seed=3)
+PLAN = plan_of(HEAD, batch=4, blocks=3)
+
+
+@given(
+    st.integers(0, 1 << 30),
+    st.integers(1, 4),
+    st.integers(1, 32),
+    st.integers(0, 9),
+    st.sampled_from([2, 3, 32, 33, (1 << 32) - 3, (1 << 32) - 2, (1 << 32) - 1]),
+)
+@settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_schedule_layout_and_sequence_number(
+    seed: int, batch: int, steps: int, padding: int, sequence: int
+) -> None:
+    """One workspace, walk after walk: tags go on from where they are, also over the wrap."""
+    simulator = Simulator(HEAD, PLAN, sequence=sequence)
+    walker = Walker(HEAD, PLAN, backend="emulator")
+    for more in range(2):
+        base, anchor = inputs(HEAD, PLAN, batch, steps, seed + more, padding=padding)
+        assert torch.equal(simulator(base, anchor, seed=seed), walker(base, anchor))
+    assert int(simulator.status[0]) % (1 << 32) == (sequence + 2 * steps) % (1 << 32)
+
+
+@given(st.integers(0, 1 << 30))
+@settings(max_examples=10, deadline=None)
+def test_nan_and_infinity(seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    base, anchor = inputs(HEAD, PLAN, 4, 4, seed)
+    special = torch.tensor([float("nan"), float("inf"), float("-inf"), 0.0, -0.0])
+    chosen = torch.randint(0, 5, base.shape, generator=generator)
+    often = (
+        torch.rand(base.shape, generator=generator)
+        < torch.tensor([0.01, 0.5, 1.0, 0.0])[:, None, None]
+    )
+    base = torch.where(often, special[chosen].to(base.dtype), base)
+    base[3] = float("-inf")
+    tokens = Simulator(HEAD, PLAN)(base, anchor, seed=seed)
+    assert torch.equal(tokens, Walker(HEAD, PLAN, backend="emulator")(base, anchor))
+    assert int(tokens.min()) >= 0
+    assert int(tokens.max()) < HEAD.vocab
+
+
+@pytest.mark.parametrize("batch", [1, 4])
+def test_a_block_that_never_comes_is_named(batch: int) -> None:
+    """The walk ends, says for whom it waited, and leaves tokens in range."""
+    plan = plan_of(HEAD, batch=batch, blocks=3)
+    base, anchor = inputs(HEAD, plan, batch, 3, 0)
+    # Block 0 is absent: it also writes the tokens, so they stay as they were.
+    simulator = Simulator(HEAD, plan)
+    simulator(base, anchor, absent=1, timeout_us=200)
+    _, error, waiter, step, _ = simulator.status.tolist()[:5]
+    assert (error, step) == (1, 0)
+    assert waiter in (1, 2)
+
+
+def test_a_read_outside_is_caught() -> None:
+    """The simulator's own check: base logits shorter than the plan says."""
+    base, anchor = inputs(HEAD, PLAN, 1, 1, 0)
+    with pytest.raises(RuntimeError, match="outside global memory"):
+        Simulator(HEAD, PLAN)(base[:, :, :200].clone(), anchor)
