@@ -138,6 +138,14 @@ def test_number_types(base_type: NumberType, sampled: bool) -> None:
     (check_sampled if sampled else check_greedy)(head, plan, 3, 3, padding=3)
 
 
+@pytest.mark.parametrize(("shared_bytes", "columns"), [(30_000, 1), (42_000, 2)])
+def test_groups_narrower_than_four_where_memory_is_short(shared_bytes: int, columns: int) -> None:
+    head = MarkovHead.random(vocab=3000, rank=64, seed=5)
+    plan = plan_of(head, batch=5, shared_bytes=shared_bytes)
+    assert (plan.columns, plan.groups) == (columns, -(-5 // columns))
+    check_greedy(head, plan, 5, 3, padding=3)
+
+
 def test_a_draft_vocabulary() -> None:
     head = MarkovHead.random(vocab=900, rank=64, seed=2, draft_vocab=333)
     check_greedy(head, plan_of(head, batch=2, blocks=2), 2, 6)

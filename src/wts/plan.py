@@ -403,14 +403,35 @@ def plan_residency(
         if value not in NUMBER_TYPES:
             raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
 
-    columns = 1 if batch == 1 else 2 if batch == 2 else 4
+    widest = 1 if batch == 1 else 2 if batch == 2 else 4
+    # Large shards of large batches may leave no room to stage four requests at once.
+    for columns in (c for c in (4, 2, 1) if c <= widest):
+        plan = _plan_columns(shape, spec, columns, batch, steps, sampled, base_type)
+        if plan.shared_bytes <= plan.shared_limit:
+            return plan
+    raise PlanError(
+        f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} bytes "
+        f"of shared memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU with more "
+        "co-resident blocks"
+    )
+
+
+def _plan_columns(
+    shape: Shape,
+    spec: GpuSpec,
+    columns: int,
+    batch: int,
+    steps: int,
+    sampled: bool,
+    base_type: NumberType,
+) -> ResidencyPlan:
+    """The plan for groups of so many requests; it may need more shared memory than there is."""
     groups = -(-batch // columns)
     sweep_registers, service_registers = SAMPLED_REGISTERS if sampled else GREEDY_REGISTERS
     tiles = 2 * -(-shape.vocab // PAIR_ROWS)
     warp_tiles = -(-tiles // (spec.max_blocks * SWEEP_WARPS))
     accumulators = -(-warp_tiles // (4 // columns))
-    fragments = warp_tiles * (shape.rank // SLAB)
-    fullest = ResidencyPlan(
+    unplaced = ResidencyPlan(
         gpu=spec.name,
         arch=spec.arch,
         vocab=shape.vocab,
@@ -428,7 +449,7 @@ def plan_residency(
         service_registers=service_registers,
         warp_tiles=warp_tiles,
         register_fragments=0,
-        shared_fragments=fragments,
+        shared_fragments=0,
         streamed_fragments=0,
         columns=columns,
         groups=groups,
@@ -440,19 +461,13 @@ def plan_residency(
         shared_limit=spec.shared_bytes_per_block,
         max_blocks=spec.max_blocks,
     )
-    greedy = GREEDY_CHOICE if groups == 1 else GROUPED_CHOICE
-    longer = max(0, fullest.slabs - 8) // 2  # a longer latent takes the place of as many
+    longer = max(0, unplaced.slabs - 8) // 2  # a longer latent takes the place of as many
+    greedy = GREEDY_CHOICE if groups == 1 else GREEDY_CHOICE | GROUPED_CHOICE
     most, depth, live = (SAMPLED_CHOICE if sampled else greedy)[columns]
-    plan = _place(fullest, most - longer, depth, live)
+    plan = _place(unplaced, most - longer, depth, live)
     if plan.streamed_fragments:
         most, depth, live = (SAMPLED_STREAMING_CHOICE if sampled else STREAMING_CHOICE)[columns]
-        plan = _place(fullest, most - longer, depth, live)
-    if plan.shared_bytes > plan.shared_limit:
-        raise PlanError(
-            f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} "
-            f"bytes of shared memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU "
-            "with more co-resident blocks"
-        )
+        plan = _place(unplaced, most - longer, depth, live)
     return plan
 
 
