@@ -172,13 +172,13 @@ def test_anchors_outside_the_table_are_clamped_reported_and_harm_no_other(
     assert torch.equal(run(walker, base[2:3], anchor[2:3]), run(walker, base, inside)[2:3])
 
 
-VOCABS = [1, 7, 15, 16, 17, 33, 2047, 2048, 2049]
+VOCABS = [1, 7, 15, 16, 17, 2047, 2048, 2049]
 
 
 @case("tie-lowest-id")
 @pytest.mark.parametrize(
     ("vocab", "batch"),
-    [*((vocab, batch) for vocab in VOCABS for batch in (1, 2, 4, 5)), (151_936, 4)],
+    [*((vocab, batch) for vocab in VOCABS for batch in (1, 4)), (17, 2), (2049, 5), (151_936, 4)],
 )
 def test_token_0_wins_where_all_are_equal(backend: Backend, vocab: int, batch: int) -> None:
     head = silent(vocab)

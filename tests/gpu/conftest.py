@@ -5,11 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from wts.device import LOCAL, gpu_spec
 from wts.errors import DeviceError
 
 HERE = Path(__file__).parent
+# The emulator's steps are small: many threads would wait for each other.
+torch.set_num_threads(min(4, torch.get_num_threads()))
 
 
 def unusable() -> str:

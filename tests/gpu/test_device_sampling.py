@@ -23,7 +23,7 @@ NAN = math.nan
 BF16 = torch.bfloat16
 MIXED = (0.0, 1.0, 0.7, 3.0, -1.0, 0.05, NAN, 20.0)
 some = settings(
-    max_examples=25,
+    max_examples=20,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
@@ -83,8 +83,10 @@ def check_all(walker: Walker, *, requests: tuple[int, ...], steps: tuple[int, ..
 
 
 class TestShapes:
-    @pytest.mark.parametrize("vocab", [1, 3, 17, 33, 1001, 16_001])
-    @pytest.mark.parametrize("batch", [1, 2, 4])
+    @pytest.mark.parametrize(
+        ("vocab", "batch"),
+        [(1, 1), (3, 4), (17, 1), (1001, 1), (1001, 2), (1001, 4), (16_001, 1), (16_001, 4)],
+    )
     def test_vocabularies(self, vocab: int, batch: int) -> None:
         walker = walker_of("device", random_head(vocab), batch=batch, sampled=True)
         check_all(walker, requests=(batch,), steps=(1, 8))
@@ -115,9 +117,9 @@ class TestShapes:
             check_all(walker, requests=(batch,), steps=(4,))
 
     def test_a_part_that_streams(self) -> None:
-        for batch in (1, 2, 4, 8):
+        for batch in (1, 2, 8):
             head = random_head(30_011, 512)
-            walker = walker_of("device", head, batch=batch, blocks=12, sampled=True)
+            walker = walker_of("device", head, batch=batch, blocks=16, sampled=True)
             assert walker.plan.streamed_fragments > 0
             check_all(walker, requests=(batch,), steps=(3,))
 

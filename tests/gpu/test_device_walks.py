@@ -28,7 +28,7 @@ NAN = math.nan
 BF16 = torch.bfloat16
 # The walkers are kept, so that drawing inputs costs no compilation.
 some = settings(
-    max_examples=25,
+    max_examples=20,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
 )
 
@@ -73,17 +73,24 @@ def check_all(walker: Walker, *, requests: tuple[int, ...], steps: tuple[int, ..
 
 
 class TestShapes:
-    @pytest.mark.parametrize("vocab", [1, 2, 7, 31, 32, 33, 127, 1000, 4097, 16_001])
-    @pytest.mark.parametrize("batch", [1, 2, 4])
+    @pytest.mark.parametrize(
+        ("vocab", "batch"),
+        [
+            *((vocab, batch) for vocab in (1, 7, 32, 33, 1000, 16_001) for batch in (1, 4)),
+            (127, 1),
+            (33, 2),
+            (4097, 2),
+        ],
+    )
     def test_vocabularies(self, vocab: int, batch: int) -> None:
         check_all(
             walker_of("device", random_head(vocab), batch=batch),
             requests=(1, batch),
-            steps=(1, 2, 7, 32),
+            steps=(1, 2, 32),
         )
 
     @pytest.mark.parametrize("rank", [64, 128, 256, 512])
-    @pytest.mark.parametrize("batch", [1, 2, 4])
+    @pytest.mark.parametrize("batch", [1, 4])
     def test_ranks(self, rank: int, batch: int) -> None:
         check_all(
             walker_of("device", random_head(5003, rank), batch=batch),
@@ -152,8 +159,16 @@ class TestShapes:
         tokens = run(walker_of("device", there, batch=2), base, anchor)
         assert torch.equal(tokens, run(walker_of("emulator", head, batch=2), base, anchor))
 
-    @pytest.mark.parametrize("batch", [1, 2, 4, 9])
-    @pytest.mark.parametrize(("vocab", "rank", "blocks"), [(30_011, 512, 12), (70_001, 128, 16)])
+    @pytest.mark.parametrize(
+        ("vocab", "rank", "blocks", "batch"),
+        [
+            (30_011, 512, 16, 1),
+            (30_011, 512, 16, 2),
+            (30_011, 512, 16, 4),
+            (40_001, 256, 16, 1),
+            (40_001, 256, 16, 9),
+        ],
+    )
     def test_a_part_that_streams(self, vocab: int, rank: int, blocks: int, batch: int) -> None:
         walker = walker_of("device", random_head(vocab, rank), batch=batch, blocks=blocks)
         assert walker.plan.streamed_fragments > 0
