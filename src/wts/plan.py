@@ -33,6 +33,7 @@ FRAGMENT_BYTES = 512  # one slab of one tile
 MAX_BATCH = 64
 MAX_STEPS = 32
 MAX_VOCAB = 1 << 20
+MAX_TABLE_ROWS = (1 << 31) - 1  # a row number is an int of the kernel
 SERVICE_WARPS = 4
 SWEEP_WARPS = 8
 # Registers of a sweeping and of a service thread: 232 * 256 + 40 * 128 = 168 * 384, what a block of
@@ -393,6 +394,8 @@ def plan_residency(
     shape = head if isinstance(head, Shape) else _shape_of(head)
     spec = device if isinstance(device, GpuSpec) else gpu_spec(device)
     _check_range("vocab", shape.vocab, 1, MAX_VOCAB)
+    if shape.table_rows is not None:
+        _check_range("table_rows", shape.table_rows, 1, MAX_TABLE_ROWS)
     _check_range("batch", batch, 1, MAX_BATCH)
     _check_range("steps", steps, 1, MAX_STEPS)
     if shape.rank not in (64, 128, 256, 512):
