@@ -149,11 +149,6 @@ class TestKernel:
         assert compiled.used.matrix_instructions == plan.matrix_instructions
         assert (compiled.used.spill_bytes, compiled.used.local_accesses) == (0, 0)
 
-    @pytest.mark.xfail(
-        strict=True,
-        raises=CompileError,
-        reason="spills with any number of register fragments that compile_fitting tries",
-    )
     def test_of_a_large_head_on_few_blocks(self) -> None:
         compile_fitting(plan_of(248_320, 256, 8, blocks=78))
 

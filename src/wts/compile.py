@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 
-from wts.errors import CompileError
+from wts.errors import CompileError, PlanError
 from wts.plan import ResidencyPlan, with_fewer_registers
 
 __all__ = [
@@ -186,7 +186,10 @@ def compile_fitting(plan: ResidencyPlan, *, trace: bool = False) -> CompiledWalk
         try:
             return compile_walk(plan, trace=trace)
         except _Spilled as error:
-            fewer = with_fewer_registers(plan)
+            try:
+                fewer = with_fewer_registers(plan)
+            except PlanError:  # nothing left to take: the spill is the error
+                raise error from None
             logger.info("wts: plan %s gives way to %s: %s", plan.hash, fewer.hash, error)
             plan = fewer
     return compile_walk(plan, trace=trace)

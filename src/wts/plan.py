@@ -475,7 +475,7 @@ def _plan_columns(
 
 
 def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
-    """The same plan with four fragments fewer in registers, for a compiler that spilled.
+    """The same rows with four fragments fewer in registers, for a compiler that spilled.
 
     Raises:
         PlanError: too few are left to take away.
@@ -485,8 +485,8 @@ def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
             f"plan {plan.hash}: wanted more than 8 fragments in registers, found "
             f"{plan.register_fragments}; report this plan: {plan!r}"
         )
-    live = -(-plan.accumulators // plan.phases)
-    return _place(plan, plan.register_fragments - 4, plan.queue_depth, live)
+    # Fewer loads ahead and more sums at once are what else was seen to help where tiles are many.
+    return _place(plan, plan.register_fragments - 4, min(plan.queue_depth, 2), 5)
 
 
 def _place(plan: ResidencyPlan, most_registers: int, queue_depth: int, live: int) -> ResidencyPlan:
