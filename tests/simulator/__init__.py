@@ -76,7 +76,7 @@ class Simulator:
         words = self.slots.view(torch.int64 if plan.wide else torch.int32).view(2, -1)
         for before in range(max(0, sequence - 2), sequence) if sequence != FIRST_SEQUENCE else ():
             words[before & 1] = (before >> 1) & (0xFFFF if plan.wide else 0xF)
-        self.library = _build(plan.render_header())
+        self.kernel = _build(plan.render_header())
 
     def __call__(
         self,
@@ -129,7 +129,7 @@ class Simulator:
                 first -= first % 16 if name == "base" else 0
                 ranges.append(_Range(first, end - first))
         message = ctypes.create_string_buffer(256)
-        result = self.library.simulate(
+        result = self.kernel.simulate(
             ctypes.byref(args),
             (_Range * len(ranges))(*ranges),
             len(ranges),

@@ -261,12 +261,6 @@ struct ServiceWarp {
   }
 };
 
-// A round is one (step, group); all that depends on it is recomputed rather than carried, because a
-// service warp has few registers.
-__device__ __forceinline__ int round_step(int round) { return round / plan::GROUPS; }
-__device__ __forceinline__ int round_group(int round) { return round % plan::GROUPS; }
-__device__ __forceinline__ int round_slot(int round) { return round % plan::BASE_SLOTS; }
-
 __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& shared) {
   const ServiceWarp self{args, shared};
   const int rounds = args.num_steps * plan::GROUPS;
@@ -280,7 +274,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
     const int begun = round - 1;
     if (begun >= 0 && begun < rounds)
       self.finish_base(round_slot(begun), round_step(begun), round_group(begun), carried,
-                       (begun / plan::BASE_SLOTS) & 1);
+                       round_slot_parity(begun));
     if (round < rounds)
       carried = self.begin_base(round_slot(round), round_step(round), round_group(round));
   };

@@ -42,6 +42,18 @@ __device__ __forceinline__ void mark(const WalkArgs& args, int step, Event event
   }
 }
 
+// ---- rounds ------------------------------------------------------------------------------------
+
+// A round is one (step, group); all that depends on it is worked out anew rather than kept, because
+// registers are few.
+__device__ __forceinline__ int round_step(int round) { return round / plan::GROUPS; }
+__device__ __forceinline__ int round_group(int round) { return round % plan::GROUPS; }
+__device__ __forceinline__ int round_slot(int round) { return round % plan::BASE_SLOTS; }
+// Phase, modulo 2, of the slot's barrier in this round: each use of the slot is one phase.
+__device__ __forceinline__ u32 round_slot_parity(int round) {
+  return (round / plan::BASE_SLOTS) & 1;
+}
+
 // ---- which tile, where -------------------------------------------------------------------------
 
 // Four column pairs of a product serve COLUMNS requests; the rest let several tiles share one
@@ -144,8 +156,8 @@ __device__ __forceinline__ void offer_phase(const WalkArgs& args, Shared& shared
                                             int lane, int round, int phase,
                                             const int (&sums)[LIVE][4], float& threshold,
                                             Best& best) {
-  const int step = round / plan::GROUPS, group = round % plan::GROUPS;
-  const int slot = round % plan::BASE_SLOTS;
+  const int step = round_step(round), group = round_group(round);
+  const int slot = round_slot(round);
   const int result_pair = lane & 3, column = result_pair % plan::COLUMNS;
   const LaneRows rows(warp, lane);
   const u32 misaligned = base_misalignment(args, group * plan::COLUMNS + column, step);
@@ -238,8 +250,8 @@ __device__ __forceinline__ void offer_winners(Shared& shared, int warp, int lane
 // exchange, rather than kept beside the weights.
 __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared,
                                             const ResidentWeights& weights, int round) {
-  const int step = round / plan::GROUPS, group = round % plan::GROUPS;
-  const int slot = round % plan::BASE_SLOTS;
+  const int step = round_step(round), group = round_group(round);
+  const int slot = round_slot(round);
   const int lane = lane_index(), warp = warp_index();
 
   // Fragments depend on no token: the first are in flight while the blocks exchange. Streamed ones
@@ -306,7 +318,7 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
 
     // Needed once; asking again keeps the compiler from mixing the phases' code, which spills.
     if (phase == 0 || plan::PHASES_APART)
-      barrier_wait(&shared.base_landed[slot], (round / plan::BASE_SLOTS) & 1);
+      barrier_wait(&shared.base_landed[slot], round_slot_parity(round));
     if (phase == plan::PHASES - 1) mark(args, step, SWEPT);
     offer_phase(args, shared, warp, lane, round, phase, sums, threshold, best);
   }
