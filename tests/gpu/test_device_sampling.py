@@ -302,7 +302,8 @@ class TestGraphs:
         walker = walker_of("device", silent_head(16), batch=1, sampled=True)
         base = torch.zeros(1, 8, 16, dtype=BF16, device="cuda")
         noise = Noise(key=3, offset=torch.zeros(1, dtype=torch.int64, device="cuda"))
-        graph, tokens, _ = self.captured(walker, base, torch.tensor([0.7]).cuda(), noise)
+        temperatures = torch.tensor([0.7]).cuda()  # every replay reads it: it must stay alive
+        graph, tokens, _ = self.captured(walker, base, temperatures, noise)
         noise.offset.zero_()
         counts = torch.zeros(16, dtype=torch.int64)
         seen = set()
