@@ -1,8 +1,9 @@
-# make demo       the main job on whatever this machine has
-# make test       lint, types and every test that needs no GPU
-# make lint       the first two of these
-# make gpu-test   the tests that need a GPU, with the python3 and torch that are installed
-# make gpu-bench  the head benchmark, the same way; BENCH_ARGS="--steps 7" and so on
+# make demo          the main job on whatever this machine has
+# make test          lint, types and every test that needs no GPU
+# make lint          the first two of these
+# make gpu-test      the tests that need a GPU, with the python3 and torch that are installed
+# make gpu-bench     the head benchmark, the same way; BENCH_ARGS="--steps 7" and so on
+# make gpu-sanitize  small walks under compute-sanitizer; SANITIZE_ARGS="memcheck" for one tool
 #
 # demo, test and lint set up a local environment in .venv on their first run. They need Python 3.11+.
 
@@ -25,7 +26,7 @@ endif
 PYTEST_ARGS ?= -n auto
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint gpu-test gpu-bench clean
+.PHONY: help demo test lint gpu-test gpu-bench gpu-sanitize clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -55,6 +56,9 @@ gpu-test:
 
 gpu-bench:
 	PYTHONPATH=src $(PYTHON) -m wts bench head $(BENCH_ARGS)
+
+gpu-sanitize:
+	PYTHONPATH=src:tests $(PYTHON) tests/gpu/sanitize.py $(SANITIZE_ARGS)
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

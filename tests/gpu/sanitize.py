@@ -1,0 +1,332 @@
+"""Walks of small plans under compute-sanitizer: `make gpu-sanitize`, or `sanitize.py TOOL ...`.
+
+A tool that sees nothing says little, so each has to find a fault that was planted for it first.
+Only kernels of the walk's name are looked at; what they read is written by copies from the host,
+which initcheck follows, and each tensor has an allocation of its own, whose ends memcheck knows.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import partial
+from typing import Any
+
+import torch
+
+from bounded import Outcome, run_bounded
+from strategies import DTYPES, anchors, base_logits
+from walks import gpu_of
+from wts.compile import KERNEL_NAME
+from wts.device import LOCAL, GpuSpec, gpu_spec
+from wts.heads import MarkovHead
+from wts.noise import Noise
+from wts.pack import pack_head
+from wts.plan import NumberType, ResidencyPlan, plan_residency
+from wts.walk import _LONGEST_TIMEOUT_MS, Walker
+
+FAULT_STATUS = 86  # of compute-sanitizer, when it has found something
+STEPS = 3
+DEFAULT_FOLDER = "/usr/local/cuda/bin"  # where the toolkit's installer puts it
+
+
+# ---- what is walked ----------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Case:
+    """One small plan, and walks of it.
+
+    Args:
+        name: for messages.
+        vocab: of the head; with `draft_vocab`, the target vocabulary.
+        rank: of the head.
+        blocks: most blocks of the plan.
+        batch: requests, as planned.
+        sampled: whether rows are sampled, every second one.
+        draft_vocab: of a mapped head.
+        base_type: of the base logits.
+        streamed: whether a part of the projection has to be streamed.
+        odd: base logits start at an odd element, and so does each row.
+    """
+
+    name: str
+    vocab: int
+    rank: int = 64
+    blocks: int = 3
+    batch: int = 1
+    sampled: bool = False
+    draft_vocab: int | None = None
+    base_type: NumberType = "bf16"
+    streamed: bool = False
+    odd: bool = False
+
+    def head(self) -> MarkovHead:
+        return MarkovHead.random(
+            vocab=self.vocab, rank=self.rank, seed=self.vocab, draft_vocab=self.draft_vocab
+        )
+
+    def plan(self, head: MarkovHead, gpu: GpuSpec) -> ResidencyPlan:
+        plan = plan_residency(
+            head,
+            gpu,
+            batch=self.batch,
+            steps=STEPS,
+            sampled=self.sampled,
+            base_type=self.base_type,
+        )
+        if (plan.streamed_fragments > 0) != self.streamed or plan.num_blocks < 2:
+            sys.exit(f"{self.name}: found another plan than this case is for:\n{plan}")
+        return plan
+
+    def base(self, head: MarkovHead) -> torch.Tensor:
+        """Base logits; a walk reads whole pieces of 16 bytes, as an allocation is made of."""
+        base = base_logits(
+            head, batch=self.batch, steps=STEPS, seed=self.batch, base_type=self.base_type
+        )
+        if not self.odd:
+            return base
+        stride = (head.vocab + 2) | 1
+        piece = 16 // base.element_size()
+        needed = 1 + self.batch * STEPS * stride
+        storage = torch.full((-(-needed // piece) * piece,), torch.nan, dtype=base.dtype)
+        view = storage.as_strided(base.shape, (STEPS * stride, stride, 1), 1)
+        view.copy_(base)
+        return view
+
+    def walk(self) -> None:
+        head = self.head()
+        plan = self.plan(head, gpu_of("device", self.blocks))
+        # Under a tool a walk takes a hundred times as long; the limit of the program is enough.
+        walker = Walker(head, plan, backend="device", timeout_ms=_LONGEST_TIMEOUT_MS)
+        write_from_the_host(walker)
+        emulator = Walker(head, walker.plan, backend="emulator")
+        base, anchor = self.base(head), anchors(head, self.batch, 1)
+        storage = torch.empty(0, dtype=base.dtype).set_(base.untyped_storage()).cuda()
+        there = storage.as_strided(base.size(), base.stride(), base.storage_offset())
+        for number in range(2):  # the second walk finds the words of the first
+            for requests in sorted({1, self.batch}):
+                here = self.sampling(requests, number, base.shape[2], "cpu")
+                on_gpu = self.sampling(requests, number, base.shape[2], "cuda")
+                wanted = emulator(base[:requests], anchor[:requests], **here)
+                tokens = walker(there[:requests], anchor[:requests].cuda(), **on_gpu).cpu()
+                if not torch.equal(tokens, wanted):
+                    sys.exit(f"{self.name}: found {tokens.tolist()}, wanted {wanted.tolist()}")
+        walker.check()
+        print(f"{self.name}: right", flush=True)
+
+    def sampling(self, requests: int, offset: int, vocab: int, device: str) -> dict[str, Any]:
+        """What a sampled walk takes besides; copied from the host, like all that is read."""
+        if not self.sampled:
+            return {}
+        temperatures = torch.tensor([0.9, 0.0] * requests)[:requests]
+        step_type = DTYPES[self.base_type]  # that of the table, or fp32
+        logits = torch.zeros(requests, STEPS, vocab, dtype=step_type)
+        return {
+            "temperatures": temperatures.to(device),
+            "noise": Noise(key=5, offset=torch.tensor([offset]).to(device)),
+            "logits_out": logits.to(device),
+        }
+
+
+CASES = (
+    *(Case(name=f"greedy, batch {batch}", vocab=1001, batch=batch) for batch in (1, 2, 4, 9)),
+    *(
+        Case(name=f"sampled, batch {batch}", vocab=1001, batch=batch, sampled=True)
+        for batch in (1, 2, 4, 9)
+    ),
+    Case(name="streamed", vocab=5003, rank=256, blocks=2, batch=2, streamed=True),
+    Case(
+        name="streamed and sampled",
+        vocab=5003,
+        rank=256,
+        blocks=2,
+        batch=4,
+        sampled=True,
+        streamed=True,
+    ),
+    Case(name="mapped", vocab=1500, draft_vocab=1003, blocks=4, batch=4),
+    Case(name="fp32 base logits", vocab=1003, batch=2, base_type="fp32"),
+    Case(name="odd rows", vocab=1003, batch=4, odd=True),
+    Case(name="odd rows in whole shards", vocab=1024, blocks=4, batch=2, odd=True),
+)
+
+
+def write_from_the_host(walker: Walker) -> None:
+    """Write what a walk reads of its Walker by copies; torch's kernels are not looked at."""
+    device_walk = walker._device_walk
+    assert device_walk is not None
+    packed = pack_head(walker.head, walker.plan, torch.device("cpu"))
+    for field in fields(packed):
+        part = getattr(packed, field.name)
+        if part is not None:
+            getattr(device_walk.packed, field.name).copy_(part)
+    for workspace in (device_walk.slots, device_walk.status):
+        workspace.copy_(workspace.cpu())
+    torch.cuda.synchronize()
+
+
+# ---- faults that are planted -------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Planted:
+    """A fault that a tool has to find, in a kernel of one block of 64 threads.
+
+    Args:
+        body: of the kernel, which has `in` (64 ints that nobody wrote) and `out` (64 ints).
+        words: of the tool's report of it.
+    """
+
+    body: str
+    words: str
+
+
+PLANTED = {
+    "memcheck": Planted(body="out[64 + threadIdx.x] = 1;", words="Invalid __global__ write"),
+    "racecheck": Planted(
+        body="""
+          __shared__ int shared[64];
+          shared[threadIdx.x] = threadIdx.x;
+          out[threadIdx.x] = shared[63 - threadIdx.x];""",
+        words="Race reported between",
+    ),
+    "synccheck": Planted(
+        body="if (threadIdx.x < 48) { __syncthreads(); out[threadIdx.x] = 1; }",
+        words="Divergent thread",
+    ),
+    "initcheck": Planted(body="out[threadIdx.x] = in[threadIdx.x];", words="Uninitialized"),
+}
+
+
+def launch_planted(tool: str) -> None:
+    from cuda.core import Device, LaunchConfig, Program, ProgramOptions, launch
+
+    device = Device()
+    device.set_current()
+    name = f"{KERNEL_NAME}_planted"
+    source = (
+        f'extern "C" __global__ void {name}(const int* in, int* out) {{ {PLANTED[tool].body} }}'
+    )
+    options = ProgramOptions(arch=gpu_spec(LOCAL).arch)
+    kernel = Program(source, "c++", options).compile("cubin").get_kernel(name)
+    data, out = (torch.empty(64, dtype=torch.int32, device="cuda") for _ in range(2))
+    stream = device.create_stream()
+    launch(stream, LaunchConfig(grid=1, block=64), kernel, data.data_ptr(), out.data_ptr())
+    stream.sync()
+
+
+# ---- the tools ---------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Row:
+    """What the table says of one tool."""
+
+    tool: str
+    planted: str
+    walks: str
+    good: bool
+
+
+def run_child(task: str, seconds: float, prefix: list[str]) -> Outcome:
+    """Run one task of this file, perhaps under a tool."""
+    variables = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}
+    command = [*prefix, sys.executable, __file__, "--task", task]
+    return run_bounded(command, seconds=seconds, environment=variables)
+
+
+def under_tool(sanitizer: str, tool: str) -> list[str]:
+    """The command line before the program's own."""
+    command = [sanitizer, "--tool", tool, "--kernel-name", f"kernel_substring={KERNEL_NAME}"]
+    command += ["--error-exitcode", str(FAULT_STATUS), "--show-backtrace", "device"]
+    command += ["--print-limit", "8"]
+    command += ["--launch-timeout", "0"]  # torch takes long to load, and the program has a limit
+    # Calls that torch makes and handles itself, and copies of what its own kernels wrote.
+    if tool == "memcheck":
+        command += ["--report-api-errors", "no"]
+    if tool == "initcheck":
+        command += ["--check-api-memory-access", "no"]
+    return command
+
+
+def run_tool(sanitizer: str, tool: str, seconds: float) -> Row:
+    """Let a tool find its planted fault, then look at the walks."""
+    prefix = under_tool(sanitizer, tool)
+    planted = run_child(f"planted-{tool}", seconds, prefix)
+    seen = planted.status == FAULT_STATUS and PLANTED[tool].words in planted.output
+    if not seen:
+        print(f"\n{tool}, of the planted fault: {planted}\n", flush=True)
+    walks = run_child("walks", seconds, prefix)
+    clean = walks.status == 0 and all_right() in walks.output
+    if not clean:
+        print(f"\n{tool}, of the walks: {walks}\n", flush=True)
+    verdict = {0: "clean", FAULT_STATUS: "FAULTS", None: "OUT OF TIME"}.get(walks.status, "FAILED")
+    return Row(
+        tool=tool,
+        planted="seen" if seen else "NOT SEEN",
+        walks=verdict if clean or walks.status != 0 else "NOT WALKED",
+        good=seen and clean,
+    )
+
+
+def all_right() -> str:
+    return f"{len(CASES)} plans were walked right"
+
+
+def walk_all() -> None:
+    for case in CASES:
+        case.walk()
+    print(all_right())
+
+
+def find_sanitizer() -> str | None:
+    return shutil.which("compute-sanitizer") or shutil.which(
+        "compute-sanitizer", path=DEFAULT_FOLDER
+    )
+
+
+def main(arguments: list[str]) -> int:
+    """Give 0 where every tool saw its fault and no other, 1 where not, 2 without the tools."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("tool", nargs="*", help=f"of {', '.join(PLANTED)}; all by default")
+    parser.add_argument("--seconds", type=float, default=300, help="limit of each of its two runs")
+    parser.add_argument("--task", help=argparse.SUPPRESS)
+    options = parser.parse_args(arguments)
+    tasks: dict[str, Callable[[], None]] = {"walks": walk_all}
+    tasks |= {f"planted-{tool}": partial(launch_planted, tool) for tool in PLANTED}
+    if options.task is not None:
+        torch.set_num_threads(min(4, torch.get_num_threads()))
+        tasks[options.task]()
+        return 0
+    unknown = sorted(set(options.tool) - set(PLANTED))
+    if unknown:
+        parser.error(f"tool: wanted some of {', '.join(PLANTED)}, found {', '.join(unknown)}")
+    sanitizer = find_sanitizer()
+    if sanitizer is None:
+        print(
+            f"compute-sanitizer: wanted on PATH or in {DEFAULT_FOLDER}, found in neither; "
+            "install the CUDA toolkit, or put its folder on PATH",
+            file=sys.stderr,
+        )
+        return 2
+    print("walking without a tool first", flush=True)
+    plain = run_child("walks", options.seconds, [])  # fills the cubin cache for the rest
+    if plain.status != 0:
+        print(f"the walks fail without any tool: {plain}", file=sys.stderr)
+        return 1
+    rows = []
+    for tool in options.tool or PLANTED:
+        print(f"walking under {tool}", flush=True)
+        rows.append(run_tool(sanitizer, tool, options.seconds))
+    print(f"\n{'tool':<12}{'planted fault':<16}walks of {len(CASES)} plans")
+    for row in rows:
+        print(f"{row.tool:<12}{row.planted:<16}{row.walks}")
+    return 0 if all(row.good for row in rows) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
