@@ -83,6 +83,12 @@ def test_unknown_name_lists_the_known() -> None:
         gpu_spec("a100")
 
 
+@pytest.mark.parametrize("found", [5, None, b"h200"])
+def test_what_is_no_name_is_refused(found: Any) -> None:
+    with pytest.raises(DeviceError, match=rf"^gpu: wanted one of h100, .*found {found!r}; "):
+        gpu_spec(found)
+
+
 def test_local_without_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
     with pytest.raises(DeviceError, match=r"wanted an NVIDIA GPU.*found none.*name a GPU"):

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 
 import wts.walk
 from strategies import anchors, base_logits, heads, hopper, silent_head, successor_head
-from wts.errors import CompileError, DeviceError, InputError, PlanError, WalkError
+from wts.errors import CompileError, DeviceError, HeadError, InputError, PlanError, WalkError
 from wts.heads import MarkovHead
 from wts.noise import Noise
-from wts.plan import NUMBER_TYPES, NumberType, plan_residency
+from wts.plan import NUMBER_TYPES, NumberType, Shape, plan_residency
 from wts.walk import Backend, Walker
 
 BF16 = torch.bfloat16
@@ -164,7 +164,7 @@ class TestCall:
         assert (emulator.backend, emulator.head, emulator.plan.vocab) == ("emulator", head, 70)
         rows = emulator.plan.padded_vocab
         assert emulator.memory_bytes == rows * (64 + 4) + 90 * (2 * 64 + 32) + 70 * 4
-        assert walker(head, "reference").memory_bytes == 0
+        assert walker(head, "reference").memory_bytes == (90 + 70) * 64 * 2 + 70 * 8
 
 
 class TestSampledCall:
@@ -237,6 +237,34 @@ class TestRefresh:
         walk.refresh(changed)
         assert walk(base, anchor).tolist() == [[2, 1, 0]]
         assert walk.head is changed
+
+    @each_backend
+    def test_weights_changed_in_place_are_served_from_the_refresh_on(
+        self, backend: Backend
+    ) -> None:
+        first, second = successor_head([1, 2, 0], dtype=BF16), successor_head([2, 0, 1], dtype=BF16)
+        table, projection, ids = first.table, first.projection, torch.tensor([0, 1, 2])
+        head = MarkovHead(table=table, projection=projection, draft_to_target=ids)
+        walk = walker(head, backend)
+        base, anchor = torch.zeros(1, 3, 3, dtype=BF16), torch.tensor([0])
+        projection.copy_(second.projection)
+        assert walk(base, anchor).tolist() == [[1, 2, 0]]
+        walk.refresh(head)
+        assert walk(base, anchor).tolist() == [[2, 1, 0]]
+        table.copy_(table.roll(1, 0))
+        ids.copy_(ids.roll(1))
+        assert walk(base, anchor).tolist() == [[2, 1, 0]]
+        walk.refresh(head)
+        assert walk(base, anchor).tolist() != [[2, 1, 0]]
+
+    @each_backend
+    @pytest.mark.parametrize("other", [5, None, Shape(vocab=3, rank=64)])
+    def test_refuses_what_is_no_head_and_serves_on(self, backend: Backend, other: Any) -> None:
+        walk = walker(successor_head([1, 2, 0], dtype=BF16), backend)
+        with pytest.raises(HeadError, match=r"^head: wanted a MarkovHead, found .*; "):
+            walk.refresh(other)
+        base, anchor = torch.zeros(1, 3, 3, dtype=BF16), torch.tensor([0])
+        assert walk(base, anchor).tolist() == [[1, 2, 0]]
 
     @each_backend
     def test_serves_a_new_map(self, backend: Backend) -> None:
@@ -400,6 +428,21 @@ class TestBadInput:
             Walker(head, plan_residency(head, "h200"), backend="emulator", timeout_ms=found)
 
     @pytest.mark.parametrize("backend", ["auto", "device", *CPU_BACKENDS])
+    @pytest.mark.parametrize("found", [5, None, "drafter/", torch.zeros(2, 2)])
+    def test_what_is_no_head_or_no_plan(self, backend: Backend, found: Any) -> None:
+        head = silent_head(5)
+        plan = plan_residency(head, "h200")
+        kind = type(found).__name__
+        with pytest.raises(HeadError, match=rf"^head: wanted a MarkovHead, found {kind}; "):
+            Walker(found, plan, backend=backend)
+        with pytest.raises(
+            PlanError, match=rf"^plan: wanted a ResidencyPlan, found {kind}; .*plan_residency"
+        ):
+            Walker(head, found, backend=backend)
+        with pytest.raises(HeadError, match=r"found ResidencyPlan; "):
+            Walker(plan, head, backend=backend)  # type: ignore[arg-type]
+
+    @pytest.mark.parametrize("backend", ["auto", "device", *CPU_BACKENDS])
     @pytest.mark.parametrize(
         "changes",
         [
@@ -502,7 +545,7 @@ class TestOnAnotherGpu:
 
 
 def test_every_refusal_is_a_walk_error() -> None:
-    for error in (InputError, PlanError, DeviceError):
+    for error in (HeadError, InputError, PlanError, DeviceError):
         assert issubclass(error, WalkError)
 
 

@@ -149,17 +149,16 @@ def gpu_spec(name: str, *, index: int | None = None) -> GpuSpec:
     Raises:
         DeviceError: an unknown name, or LOCAL without a usable GPU.
     """
-    if name.upper() == LOCAL:
+    if isinstance(name, str) and name.upper() == LOCAL:
         return _local_spec(index)
-    try:
-        return GPUS[name.lower()]
-    except KeyError:
+    if not isinstance(name, str) or name.lower() not in GPUS:
         raise DeviceError.mismatch(
             "gpu",
             wanted=f"one of {', '.join(GPUS)} or {LOCAL}",
             found=repr(name),
             fix="pick one of these, or build a GpuSpec with the numbers of your GPU",
-        ) from None
+        )
+    return GPUS[name.lower()]
 
 
 def _local_spec(index: int | None) -> GpuSpec:

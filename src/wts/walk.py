@@ -6,22 +6,27 @@ import ctypes
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
 
 import torch
 
 from wts.compile import KERNEL_NAME, WalkArgs, compile_fitting
 from wts.emulator import Emulator
-from wts.errors import CompileError, DeviceError, InputError, PlanError, WalkTimeout, describe
-from wts.heads import DTYPE_OF
+from wts.errors import (
+    CompileError,
+    DeviceError,
+    HeadError,
+    InputError,
+    PlanError,
+    WalkTimeout,
+    describe,
+)
+from wts.heads import DTYPE_OF, MarkovHead
 from wts.noise import Noise
 from wts.pack import PackedHead, pack_head
 from wts.plan import ResidencyPlan
 from wts.reference import reference_walk
-
-if TYPE_CHECKING:
-    from wts.heads import MarkovHead
 
 __all__ = ["Backend", "WalkReport", "Walker"]
 
@@ -53,8 +58,9 @@ class Walker:
     launches one kernel on the caller's current stream; it allocates only the token tensor (or
     nothing, with `out`), never synchronises, and can be captured in a CUDA graph.
 
-    The Walker serves the weights as they were packed: after changing them in place call
-    `refresh`. One Walker is for one stream at a time; two streams need two Walkers.
+    On every backend weights are taken at construction and by `refresh`, packed or (by the
+    reference) copied: after changing them in place call `refresh`. One Walker is for one stream
+    at a time; two streams need two Walkers.
 
     Args:
         head: the head.
@@ -67,6 +73,7 @@ class Walker:
             600,000.
 
     Raises:
+        HeadError: what is no head.
         PlanError: a plan for another head.
         DeviceError: no Hopper GPU, or fewer co-resident blocks than planned.
         CompileError: no compiler, or a kernel that does not come out as planned.
@@ -99,6 +106,7 @@ class Walker:
         self.backend: Backend
         self._device_walk: _DeviceWalk | None = None
         self._emulator: Emulator | None = None
+        self._reference: MarkovHead | None = None
         self._clamped = 0
         if backend in ("auto", "device"):
             try:
@@ -113,6 +121,8 @@ class Walker:
             backend = "emulator"
         if backend == "emulator":
             self._emulator = Emulator(plan=plan, packed=pack_head(head, plan, torch.device("cpu")))
+        else:
+            self._reference = _copy_of(head)
         self.backend = cast(Backend, backend)
 
     def __call__(
@@ -176,10 +186,11 @@ class Walker:
                 logits_out=logits_out,
             )
         else:
-            device = self.head.projection.device
-            clamped = int(((anchor < 0) | (anchor >= self.head.table_rows)).sum())
+            assert self._reference is not None
+            device = self._reference.projection.device
+            clamped = int(((anchor < 0) | (anchor >= self._reference.table_rows)).sum())
             tokens = reference_walk(
-                self.head,
+                self._reference,
                 base_logits.to(device),
                 anchor.to(device),
                 temperatures=None if temperatures is None else temperatures.to(device),
@@ -191,14 +202,16 @@ class Walker:
         return tokens if out is None else out.copy_(tokens)
 
     def refresh(self, head: MarkovHead) -> None:
-        """Pack changed weights in place; captured graphs serve them from their next replay on.
+        """Take changed weights; captured graphs serve them from their next replay on.
 
-        The packing is queued on the current stream: call this on the stream of the walks.
+        On the device they are packed in place, on the current stream: call this on the stream of
+        the walks.
 
         Args:
             head: same shapes and dtypes as the first one.
 
         Raises:
+            HeadError: what is no head.
             PlanError: another shape.
         """
         _check_plan(head, self.plan)
@@ -206,6 +219,8 @@ class Walker:
             pack_head(head, self.plan, self._device_walk.device, into=self._device_walk.packed)
         elif self._emulator is not None:
             pack_head(head, self.plan, torch.device("cpu"), into=self._emulator.packed)
+        else:
+            self._reference = _copy_of(head)
         self.head = head
 
     def check(self) -> None:
@@ -229,7 +244,12 @@ class Walker:
         """Bytes this Walker holds beyond the head it was given."""
         if self._device_walk is not None:
             return self._device_walk.memory_bytes
-        return 0 if self._emulator is None else self._emulator.packed.memory_bytes
+        if self._emulator is not None:
+            return self._emulator.packed.memory_bytes
+        assert self._reference is not None
+        kept = self._reference
+        weights = (kept.table, kept.projection, kept.draft_to_target)
+        return sum(weight.nbytes for weight in weights if weight is not None)
 
     def _check_inputs(
         self,
@@ -382,7 +402,32 @@ def _check_tensor(name: str, value: object) -> None:
         )
 
 
+def _copy_of(head: MarkovHead) -> MarkovHead:
+    """The same head in memory of its own."""
+    ids = head.draft_to_target
+    return replace(
+        head,
+        table=head.table.clone(),
+        projection=head.projection.clone(),
+        draft_to_target=None if ids is None else ids.clone(),
+    )
+
+
 def _check_plan(head: MarkovHead, plan: ResidencyPlan) -> None:
+    if not isinstance(head, MarkovHead):
+        raise HeadError.mismatch(
+            "head",
+            wanted="a MarkovHead",
+            found=type(head).__name__,
+            fix="build one of its weights, or with MarkovHead.from_checkpoint(folder)",
+        )
+    if not isinstance(plan, ResidencyPlan):
+        raise PlanError.mismatch(
+            "plan",
+            wanted="a ResidencyPlan",
+            found=type(plan).__name__,
+            fix="make it with plan_residency(head, ...)",
+        )
     mapped = head.draft_to_target is not None
     step_dtype = torch.promote_types(DTYPE_OF[plan.base_type], head.table.dtype)
     wanted = (head.vocab, head.rank, head.table_rows, mapped, step_dtype)
