@@ -159,14 +159,14 @@ def _walk(args: argparse.Namespace) -> int:
     say("loading torch")
     import torch
 
-    from wts.heads import NUMBER_TYPES, MarkovHead
+    from wts.heads import NUMBER_TYPE_OF, MarkovHead
     from wts.plan import plan_residency
     from wts.walk import Walker
 
     say(f"reading the head of {args.head}")
     head = MarkovHead.from_checkpoint(args.head, d2t_reading=args.d2t)
     base_logits = _read_base_logits(args.base_logits)
-    if base_logits.dtype not in NUMBER_TYPES:
+    if base_logits.dtype not in NUMBER_TYPE_OF:
         raise InputError.mismatch(
             f"{args.base_logits}",
             wanted="base logits in bfloat16, float16 or float32",
@@ -178,7 +178,7 @@ def _walk(args: argparse.Namespace) -> int:
         spec,
         batch=base_logits.shape[0],
         steps=base_logits.shape[1],
-        base_type=NUMBER_TYPES[base_logits.dtype],
+        base_type=NUMBER_TYPE_OF[base_logits.dtype],
     )
     say("packing the head" + ("" if args.backend in ("emulator", "reference") else ", compiling"))
     walker = Walker(head, plan, backend=args.backend, fallback=args.fallback)

@@ -11,17 +11,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import ClassVar, Literal, Protocol, Self, TypeAlias
+from typing import ClassVar, Protocol, Self, TypeAlias
 
 import torch
 
 from wts.checkpoint import Checkpoint, D2tReading, fault_of_ids
 from wts.errors import CheckpointError, HeadError, describe
+from wts.numbers import RANKS, NumberType
 
 __all__ = [
     "DTYPES",
     "DTYPE_OF",
-    "NUMBER_TYPES",
+    "NUMBER_TYPE_OF",
     "RANKS",
     "Head",
     "HeadState",
@@ -29,24 +30,18 @@ __all__ = [
     "NumberType",
 ]
 
-RANKS = (64, 128, 256, 512)
-"""Ranks of the latent that are supported."""
-
-NumberType: TypeAlias = Literal["bf16", "fp16", "fp32"]
-"""Names of dtypes where there is no torch: in plans, kernels and records."""
-
-NUMBER_TYPES: Mapping[torch.dtype, NumberType] = MappingProxyType(
-    {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
-)
-"""The dtypes that weights may have, and their names."""
-
-DTYPES = tuple(NUMBER_TYPES)
-"""Dtypes that weights may have."""
-
 DTYPE_OF: Mapping[NumberType, torch.dtype] = MappingProxyType(
-    {name: dtype for dtype, name in NUMBER_TYPES.items()}
+    {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 )
 """The dtype that a name stands for."""
+
+NUMBER_TYPE_OF: Mapping[torch.dtype, NumberType] = MappingProxyType(
+    {dtype: name for name, dtype in DTYPE_OF.items()}
+)
+"""The name of a dtype."""
+
+DTYPES = tuple(NUMBER_TYPE_OF)
+"""Dtypes that weights may have."""
 
 HeadState: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | None
 """What a head carries from step to step; None for a head that carries nothing."""
@@ -179,7 +174,7 @@ class MarkovHead:
     @property
     def table_type(self) -> NumberType:
         """Number type of the table, and so of the latents."""
-        return NUMBER_TYPES[self.table.dtype]
+        return NUMBER_TYPE_OF[self.table.dtype]
 
     def initial_state(self, batch: int) -> None:
         """Return the state before the first step: a Markov head carries none."""

@@ -1,0 +1,21 @@
+"""What the weights of a head may be: names of number types and ranks, where there is no torch."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Literal, TypeAlias
+
+__all__ = ["NUMBER_BYTES", "NUMBER_TYPES", "RANKS", "NumberType"]
+
+RANKS = (64, 128, 256, 512)
+"""Ranks of the latent that are supported."""
+
+NumberType: TypeAlias = Literal["bf16", "fp16", "fp32"]
+"""Names of dtypes in plans, kernels and records; `wts.heads.DTYPE_OF` gives the dtype."""
+
+NUMBER_BYTES: Mapping[NumberType, int] = MappingProxyType({"bf16": 2, "fp16": 2, "fp32": 4})
+"""Bytes of one number of each type."""
+
+NUMBER_TYPES = tuple(NUMBER_BYTES)
+"""All number types; the kernel knows them by their places here."""
