@@ -199,7 +199,10 @@ class TestWalk:
     ) -> None:
         command = ("walk", "--head", drafter, "--base-logits", logits_file, "--anchor", 1, 2)
         assert run(*command, "--backend", backend) == 2
-        assert "wanted an NVIDIA GPU" in error_line(capsys)
+        line = error_line(capsys)
+        assert "wanted an NVIDIA GPU" in line
+        assert "--backend emulator" in line
+        assert "LOCAL" not in line, "no other GPU's name lets this machine walk"
 
     @pytest.mark.usefixtures("no_gpu")
     def test_falls_back_when_asked_to(

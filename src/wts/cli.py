@@ -207,7 +207,12 @@ def _spec_to_walk(args: argparse.Namespace) -> GpuSpec:
     except DeviceError:
         if args.backend == "auto" and args.fallback:
             return GPUS["h200"]
-        raise
+        raise DeviceError.mismatch(
+            "gpu",
+            wanted="an NVIDIA GPU that torch can use",
+            found="none",
+            fix="walk on the CPU with --backend emulator, or see what `wts doctor` says is missing",
+        ) from None
     return spec if spec.is_hopper or not args.fallback else GPUS["h200"]
 
 
