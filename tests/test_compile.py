@@ -87,7 +87,8 @@ def check_kernel(plan: ResidencyPlan, cache: Path) -> None:
     assert (used.spill_bytes, used.local_accesses) == (0, 0)
     assert used.matrix_instructions == plan.matrix_instructions > 0
     assert 0 < used.registers * plan.threads <= 65_536, "a block's registers fit an SM"
-    assert instruction_counts(compiled.cubin)["IMMA"] == used.matrix_instructions
+    instruction = {"mma": "IMMA", "wgmma": "IGMMA"}[plan.instruction]
+    assert instruction_counts(compiled.cubin)[instruction] == used.matrix_instructions
 
 
 @needs_compiler

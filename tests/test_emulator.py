@@ -15,7 +15,7 @@ from strategies import DTYPES, anchors, base_logits, heads, hopper, silent_head,
 from wts.emulator import Emulator, ordered_key
 from wts.heads import RANKS, MarkovHead
 from wts.noise import Noise
-from wts.pack import pack_head, unpack_rows
+from wts.pack import load_rows, pack_head
 from wts.plan import NUMBER_TYPES, NumberType, plan_residency
 from wts.reference import reference_walk, step_logits
 
@@ -44,7 +44,7 @@ def walk(
 
 def logits_of(made: Emulator, base: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
     """Step logits of the emulator, [B, V] in fp32."""
-    levels = unpack_rows(made.packed.tiles).float()
+    levels = load_rows(made.packed.tiles, made.plan).float()
     return made._step_logits(levels, base, previous)[:, : made.plan.vocab]
 
 

@@ -8,6 +8,7 @@ model of the real chip, and anything about time.
 
 from __future__ import annotations
 
+import math
 import shutil
 from dataclasses import replace
 
@@ -17,6 +18,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from simulator import Simulator, step_dtype
+from strategies import silent_head
 from wts.device import gpu_spec
 from wts.heads import DTYPE_OF, MarkovHead, NumberType
 from wts.noise import Noise
@@ -99,8 +101,11 @@ def check_sampled(
         pytest.param(700, 256, 1, 1, WHOLE, id="registers and shared memory, one request"),
         pytest.param(1100, 256, 2, 2, WHOLE, id="two requests share accumulators"),
         pytest.param(1100, 256, 1, 4, WHOLE, id="four requests in two phases"),
-        pytest.param(500, 128, 3, 9, WHOLE, id="groups, an exchange behind"),
-        pytest.param(500, 64, 2, 7, WHOLE, id="two groups"),
+        pytest.param(500, 128, 3, 8, WHOLE, id="a warpgroup's requests"),
+        pytest.param(1150, 256, 1, 7, WHOLE, id="warpgroups, odd tiles, part in shared memory"),
+        pytest.param(500, 64, 2, 9, WHOLE, id="two groups"),
+        pytest.param(500, 64, 2, 23, WHOLE, id="three groups, an exchange behind"),
+        pytest.param(333, 64, 3, 64, WHOLE, id="eight groups, latents fetched later"),
         pytest.param(1500, 256, 1, 1, 60_000, id="streamed, one request"),
         pytest.param(1500, 256, 1, 2, 60_000, id="streamed, two requests"),
         pytest.param(1500, 256, 1, 5, 60_000, id="streamed, groups"),
@@ -120,7 +125,10 @@ def test_greedy_plans(vocab: int, rank: int, blocks: int, batch: int, shared_byt
     [
         pytest.param(900, 256, 1, 1, WHOLE, id="one request"),
         pytest.param(900, 128, 2, 2, WHOLE, id="two requests"),
-        pytest.param(900, 128, 2, 6, WHOLE, id="groups"),
+        pytest.param(900, 128, 2, 4, WHOLE, id="four requests"),
+        pytest.param(900, 128, 2, 6, WHOLE, id="a warpgroup's requests"),
+        pytest.param(500, 64, 2, 13, WHOLE, id="two groups"),
+        pytest.param(300, 64, 1, 40, WHOLE, id="five groups"),
         pytest.param(1500, 256, 1, 2, 70_000, id="streamed"),
     ],
 )
@@ -128,6 +136,26 @@ def test_sampled_plans(vocab: int, rank: int, blocks: int, batch: int, shared_by
     head = MarkovHead.random(vocab=vocab, rank=rank, seed=vocab)
     plan = plan_of(head, batch=batch, blocks=blocks, sampled=True, shared_bytes=shared_bytes)
     check_sampled(head, plan, batch, 3, padding=5)
+
+
+@pytest.mark.parametrize("batch", [1, 2, 4, 6, 11])
+@pytest.mark.parametrize("base_type", ["bf16", "fp32"])
+@pytest.mark.parametrize("value", [20.0, 1000.0, math.inf, -math.inf])
+def test_scores_too_close_for_approximations(
+    batch: int, base_type: NumberType, value: float
+) -> None:
+    """Cold rows of equal logits: scores of 2e6 and more, an eighth apart, decided exactly."""
+    head = silent_head(300, dtype=DTYPE_OF[base_type])
+    plan = plan_of(head, batch=batch, blocks=3, sampled=True, base_type=base_type)
+    assert plan.scored == (base_type == "bf16")
+    base = torch.full((batch, 3, 300), value).to(DTYPE_OF[base_type])
+    anchor = torch.zeros(batch, dtype=torch.int64)
+    temperatures = torch.tensor([1e-5, 1.0, 3e-5, 1e-3, 0.0, 1e-4, 2e-5, 1e-2] * 2)[:batch].clone()
+    tokens = []
+    for walk in (Simulator(head, plan), Walker(head, plan, backend="emulator")):
+        noise = Noise(key=KEY, offset=torch.tensor([OFFSET]))
+        tokens.append(walk(base, anchor, temperatures=temperatures, noise=noise))
+    assert torch.equal(*tokens)
 
 
 @pytest.mark.parametrize("base_type", ["fp16", "fp32"])

@@ -15,15 +15,17 @@ from strategies import DTYPES, heads, hopper
 from wts.heads import RANKS, MarkovHead
 from wts.pack import (
     PackedHead,
+    load_rows,
     pack_head,
     pack_latents,
     pack_rows,
     quantise_latents,
     quantise_rows,
+    store_rows,
     unpack_latents,
     unpack_rows,
 )
-from wts.plan import plan_residency
+from wts.plan import Shape, plan_residency
 
 CPU = torch.device("cpu")
 SMALLEST_SCALE = 1e-30
@@ -146,14 +148,15 @@ class TestFragmentOrder:
                     for word in range(4):
                         # Rows g and g + 8 of the matrix instruction are neighbouring tokens.
                         token = 32 * pair + 4 * g + 2 * half + word % 2
-                        k = 32 * slab + 4 * t + 16 * (word // 2)
+                        # Elements 8 t .. play k = 4 t .., those after them k = 16 + 4 t ...
+                        k = 32 * slab + 8 * t + 4 * (word // 2)
                         at = 512 * slab + 16 * lane + 4 * word
                         wanted[tile, at : at + 4] = levels[token, k : k + 4]
         assert torch.equal(tiles, wanted)
 
     def test_one_byte_by_hand(self) -> None:
         levels = torch.zeros(64, 128, dtype=torch.int8)
-        levels[32 + 4 * 5 + 2 + 1, 32 * 3 + 16 + 4 * 2 + 1] = 77  # pair 1, g 5, half 1, row g + 8
+        levels[32 + 4 * 5 + 2 + 1, 32 * 3 + 8 * 2 + 4 + 1] = 77  # pair 1, g 5, half 1, row g + 8
         tiles = pack_rows(levels)
         assert tiles.nonzero().tolist() == [[3, 512 * 3 + 16 * (4 * 5 + 2) + 4 * 3 + 1]]
         assert tiles.max() == 77
@@ -167,11 +170,8 @@ class TestFragmentOrder:
         signed = table.view(torch.int8)
         for slab in range(rank // 32):
             for plane, levels in enumerate((high, low)):
-                for t in range(4):
-                    for word in range(2):
-                        at = 64 * slab + 32 * plane + 8 * t + 4 * word
-                        k = 32 * slab + 4 * t + 16 * word
-                        assert torch.equal(signed[:, at : at + 4], levels[:, k : k + 4])
+                at, k = 64 * slab + 32 * plane, 32 * slab
+                assert torch.equal(signed[:, at : at + 32], levels[:, k : k + 32])
         assert torch.equal(table[:, 2 * rank : 2 * rank + 4].view(torch.float32)[:, 0], scale)
         assert not table[:, 2 * rank + 4 :].any()
 
@@ -225,6 +225,47 @@ class TestFragmentOrder:
         assert torch.equal(back.view(torch.int32), scale.view(torch.int32))
 
 
+class TestWarpgroups:
+    """Against the operand layout of wgmma.m64nNk32 without swizzle in the PTX ISA.
+
+    Core matrices of 8 rows of 16 bytes lie [k half][row group]; warp w owns rows 16 w .. 16 w + 15.
+    """
+
+    @pytest.mark.parametrize(("vocab", "blocks", "rank"), [(1000, 1, 64), (3000, 2, 128)])
+    def test_every_row_of_an_operand(self, vocab: int, blocks: int, rank: int) -> None:
+        plan = plan_residency(Shape(vocab=vocab, rank=rank), hopper(blocks), batch=8)
+        assert plan.warpgroups
+        levels = random_levels(plan.padded_vocab, rank)
+        tiles = torch.zeros(plan.padded_vocab // 16, plan.tile_bytes, dtype=torch.uint8)
+        store_rows(levels, plan, tiles, 0)
+        operands = tiles.view(torch.int8).view(-1, plan.warp_tiles, rank // 32, 2048)
+        assert len(operands) == 2 * blocks
+        whole = plan.warp_tiles // 2 * 2
+        for warp in range(8 * blocks):
+            block, own = divmod(warp, 8)
+            for tile in range(plan.warp_tiles):
+                if tile < whole:
+                    half, first = tile % 2, 16 * (own * whole + tile // 2 * 2)
+                else:  # the odd tile: half of a pair behind all whole ones
+                    half, first = own % 2, 16 * (8 * whole + own // 2 * 2)
+                for row in range(16):
+                    j, g = divmod(row, 8)
+                    token = block * plan.rows + first + 4 * g + 2 * half + j
+                    for slab in range(rank // 32):
+                        operand = operands[warp // 4, tile, slab].view(2, 8, 8, 16)
+                        found = operand[:, 2 * (warp % 4) + j, g].reshape(32)
+                        assert torch.equal(found, levels[token, 32 * slab : 32 * slab + 32])
+
+    @given(st.integers(1, 2000), st.sampled_from((64, 256)), st.integers(1, 3), st.integers(1, 64))
+    def test_rows_come_back(self, vocab: int, rank: int, blocks: int, batch: int) -> None:
+        plan = plan_residency(Shape(vocab=vocab, rank=rank), hopper(blocks), batch=batch)
+        levels = random_levels(plan.padded_vocab, rank)
+        tiles = torch.zeros(plan.padded_vocab // 16, plan.tile_bytes, dtype=torch.uint8)
+        for first in range(0, plan.padded_vocab, 96):
+            store_rows(levels[first : first + 96], plan, tiles, first)
+        assert torch.equal(load_rows(tiles, plan), levels)
+
+
 def packed_equal(one: PackedHead, other: PackedHead) -> bool:
     """Byte for byte: NaN scales too."""
 
@@ -243,7 +284,7 @@ class TestHead:
         plan = plan_residency(head, hopper(blocks))
         packed = pack_head(head, plan, CPU)
         levels, scale = quantise_rows(head.projection)
-        rows = unpack_rows(packed.tiles)
+        rows = load_rows(packed.tiles, plan)
         assert rows.shape == (plan.padded_vocab, plan.rank)
         assert torch.equal(rows[: head.vocab], levels)
         assert torch.equal(packed.row_scale[: head.vocab], scale)
@@ -267,9 +308,10 @@ class TestHead:
             logical_vocab=40,
             draft_to_target=mapping,
         )
-        packed = pack_head(head, plan_residency(head, "h200"), CPU)
+        plan = plan_residency(head, "h200")
+        packed = pack_head(head, plan, CPU)
         assert not packed.row_scale.isnan().any()
-        assert not unpack_rows(packed.tiles)[40:].any()
+        assert not load_rows(packed.tiles, plan)[40:].any()
         assert packed.draft_to_target is not None
         assert packed.draft_to_target.tolist() == list(range(40))
 

@@ -229,10 +229,10 @@ class TestEveryPlan:
         listed = re.search(r"#define WTS_FRAGMENT_SOURCE (.*)", plan.render_header())
         assert listed is not None
         offsets = [int(word) for word in listed[1].split(",")]
-        assert sorted(offsets) == list(range(0, plan.warp_tiles * plan.tile_bytes, FRAGMENT_BYTES))
-        assert offsets == [
-            tile * plan.tile_bytes + slab * FRAGMENT_BYTES for tile, slab in plan.sweep_order()
-        ]
+        size = FRAGMENT_BYTES * plan.operand_warps
+        fragments = plan.warp_tiles * plan.slabs
+        assert sorted(offsets) == list(range(0, fragments * size, size))
+        assert offsets == [(tile * plan.slabs + slab) * size for tile, slab in plan.sweep_order()]
 
     @pytest.mark.parametrize(("blocks", "base_type"), [(1, "bf16"), (2, "fp32")])
     def test_what_does_not_fit_is_refused_by_name(self, blocks: int, base_type: Any) -> None:
@@ -291,9 +291,9 @@ class TestArguments:
             ("batch", "4", "an integer"),
             ("steps", 0, "from 1 to 32"),
             ("steps", 33, "from 1 to 32"),
-            ("rank", 0, "64, 128, 256 or 512"),
-            ("rank", 200, "64, 128, 256 or 512"),
-            ("rank", 1024, "64, 128, 256 or 512"),
+            ("rank", 0, "one of 64, 128, 256, 512"),
+            ("rank", 200, "one of 64, 128, 256, 512"),
+            ("rank", 1024, "one of 64, 128, 256, 512"),
             ("base_type", "int8", "bf16, fp16, fp32"),
             ("table_type", "fp8", "bf16, fp16, fp32"),
         ],

@@ -36,6 +36,10 @@ _SOURCES = (
     "walk.cu",
     "service.cuh",
     "sweep.cuh",
+    "product_mma.cuh",
+    "product_wgmma.cuh",
+    "offer.cuh",
+    "rounds.cuh",
     "exchange.cuh",
     "noise.cuh",
     "select.cuh",
@@ -45,7 +49,7 @@ _SOURCES = (
 logger = logging.getLogger("wts")
 _MOST_ATTEMPTS = 5
 # Low 12 bits of a 128-bit machine instruction of sm_90; read off the disassembly.
-_OPCODES = {0x237: "IMMA", 0x983: "LDL", 0x387: "STL"}
+_OPCODES = {0x237: "IMMA", 0xDF1: "IGMMA", 0x9F1: "IGMMA", 0x983: "LDL", 0x387: "STL"}
 
 
 class WalkArgs(ctypes.Structure):
@@ -88,7 +92,7 @@ class Resources:
     Args:
         registers: per thread at launch; the roles share them out anew.
         spill_bytes: stores and loads that the assembler says it spilled.
-        matrix_instructions: IMMA in the code.
+        matrix_instructions: IMMA and IGMMA in the code.
         local_accesses: LDL and STL in the code; any is a fault.
     """
 
@@ -279,13 +283,13 @@ def _resources(cubin: bytes, log: str) -> Resources:
     return Resources(
         registers=max(map(int, registers)),
         spill_bytes=sum(int(store) + int(load) for store, load in spills),
-        matrix_instructions=counts["IMMA"],
+        matrix_instructions=counts["IMMA"] + counts["IGMMA"],
         local_accesses=counts["LDL"] + counts["STL"],
     )
 
 
 def instruction_counts(cubin: bytes) -> Counter[str]:
-    """Count IMMA, LDL and STL in a cubin's code (an ELF file of 16-byte instructions)."""
+    """Count IMMA, IGMMA, LDL and STL in a cubin's code (an ELF file of 16-byte instructions)."""
     table = struct.unpack_from("<Q", cubin, 0x28)[0]
     entry, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry) for i in range(count)]

@@ -13,7 +13,7 @@ import torch
 
 from wts.heads import DTYPE_OF
 from wts.noise import Noise, philox_words, sampled_scores
-from wts.pack import PackedHead, unpack_latents, unpack_rows
+from wts.pack import PackedHead, load_rows, unpack_latents
 from wts.plan import TILE_ROWS, ResidencyPlan
 
 __all__ = ["Emulator"]
@@ -69,7 +69,7 @@ class Emulator:
             Tokens int64 [B, K] (target ids), and how many anchors lay outside the table.
         """
         plan = self.plan
-        levels = unpack_rows(self.packed.tiles).float()  # integers up to 127: exact
+        levels = load_rows(self.packed.tiles, plan).float()  # integers up to 127: exact
         batch, steps, _ = base_logits.shape
         last_row = plan.table_rows - 1
         previous = anchor.clamp(0, last_row)

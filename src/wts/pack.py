@@ -1,9 +1,12 @@
 """Checkpoint tensors to packed bytes and back: quantise, pad, tile, fragment order.
 
-The byte order is that of the matrix instruction m16n8k32 (PTX ISA 9.7.14.5.11): lane 4 g + t of a
-warp holds words {row g, row g + 8} x {k, k + 16} of a tile's slab, so one 16-byte load per lane
-fetches a whole operand. Rows are placed so that a lane's two results are two consecutive tokens:
-row g and row g + 8 of half h of a pair of tiles are tokens 4 g + 2 h and 4 g + 2 h + 1 of its 32.
+The byte order is that of the matrix instruction. For m16n8k32 (PTX ISA 9.7.14.5.11) lane 4 g + t of
+a warp holds words {row g, row g + 8} x {k, k + 16} of a tile's slab, so one 16-byte load per lane
+fetches a whole operand; a latent's elements 8 t .. 8 t + 3 and 8 t + 4 .. 8 t + 7 play k = 4 t and
+16 + 4 t, so that a lane finds its two words side by side. For wgmma (9.7.15.5.1) four warps' tiles
+make one operand of 8 x 16-byte core matrices. Rows are placed so that a lane's two results are two
+consecutive tokens: row g and row g + 8 of half h of a pair of tiles are tokens 4 g + 2 h and
+4 g + 2 h + 1 of its 32.
 """
 
 from __future__ import annotations
@@ -14,16 +17,18 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from wts.plan import PAIR_ROWS, SLAB, TILE_ROWS, ResidencyPlan
+from wts.plan import PAIR_ROWS, SLAB, TILE_ROWS, WARPGROUP, ResidencyPlan
 
 if TYPE_CHECKING:
     from wts.heads import MarkovHead
 
 __all__ = [
     "PackedHead",
+    "load_rows",
     "pack_head",
     "quantise_latents",
     "quantise_rows",
+    "store_rows",
     "unpack_latents",
     "unpack_rows",
 ]
@@ -39,9 +44,9 @@ class PackedHead:
     """One head as the device reads it; the only copy a Walker keeps.
 
     Args:
-        tiles: uint8 [padded_vocab / 16, 16 r], tiles in fragment order.
+        tiles: uint8 [padded_vocab / 16, 16 r], in the order of the plan's instruction.
         row_scale: fp32 [padded_vocab], 0 for padding rows.
-        table: uint8 [table_rows, 2 r + 32], quantised latents in fragment order, then the scale.
+        table: uint8 [table_rows, 2 r + 32], quantised latents slab by slab, then the scale.
         draft_to_target: int32 [vocab] or None.
     """
 
@@ -109,9 +114,9 @@ def quantise_latents(latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, 
 def pack_rows(levels: torch.Tensor) -> torch.Tensor:
     """Put int8 rows [n, r] into tiles: uint8 [n / 16, 16 r]; n is a multiple of 32."""
     rows, rank = levels.shape
-    # token = (pair, g, half, j), element = (slab, k half, t, byte); word of a lane = 2 (k half) + j
-    parts = levels.view(rows // PAIR_ROWS, 8, 2, 2, rank // SLAB, 2, 4, 4)
-    packed = parts.permute(0, 2, 4, 1, 6, 5, 3, 7).contiguous()
+    # token = (pair, g, half, j), element = (slab, t, k half, byte); word of a lane = 2 (k half) + j
+    parts = levels.view(rows // PAIR_ROWS, 8, 2, 2, rank // SLAB, 4, 2, 4)
+    packed = parts.permute(0, 2, 4, 1, 5, 6, 3, 7).contiguous()
     return packed.view(torch.uint8).view(rows // TILE_ROWS, TILE_ROWS * rank)
 
 
@@ -120,14 +125,77 @@ def unpack_rows(tiles: torch.Tensor) -> torch.Tensor:
     count, size = tiles.shape
     rank = size // TILE_ROWS
     parts = tiles.view(torch.int8).view(count // 2, 2, rank // SLAB, 8, 4, 2, 2, 4)
-    return parts.permute(0, 3, 1, 6, 2, 5, 4, 7).reshape(count * TILE_ROWS, rank)
+    return parts.permute(0, 3, 1, 6, 2, 4, 5, 7).reshape(count * TILE_ROWS, rank)
+
+
+def _warp_tiles(plan: ResidencyPlan, tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Which warp of all owns a tile of the vocabulary, and as which of its own.
+
+    Warps own whole pairs of tiles, in order; where each has one tile more, those tiles are pairs
+    behind all others of the shard, the halves of a pair owned by neighbouring warps.
+    """
+    warps, own = plan.sweep_warps, plan.warp_tiles
+    block, within = tiles // (warps * own), tiles % (warps * own)
+    whole = own & ~1
+    spare = within - warps * whole
+    warp = torch.where(spare < 0, within // max(whole, 1), spare)
+    tile = torch.where(spare < 0, within % max(whole, 1), torch.full_like(within, whole))
+    return block * warps + warp, tile
+
+
+def _stored(tiles: torch.Tensor, plan: ResidencyPlan) -> torch.Tensor:
+    """A plan's packed tiles by owner: [warp of all, tile, ...bytes].
+
+    A warpgroup's four warps have their tiles together, by core matrix: the view's bytes are then
+    [slab, k half, row half, 128].
+    """
+    if not plan.warpgroups:
+        return tiles.view(-1, plan.warp_tiles, plan.tile_bytes)
+    warpgroups = plan.num_blocks * plan.sweep_warps // WARPGROUP
+    parts = tiles.view(warpgroups, plan.warp_tiles, plan.slabs, 2, WARPGROUP, 2, 128)
+    return parts.permute(0, 4, 1, 2, 3, 5, 6)
+
+
+def store_rows(levels: torch.Tensor, plan: ResidencyPlan, tiles: torch.Tensor, first: int) -> None:
+    """Put int8 rows into a plan's tiles.
+
+    Args:
+        levels: int8 [n, r]; n is a multiple of 32.
+        plan: the plan.
+        tiles: uint8 [padded_vocab / 16, 16 r], written.
+        first: token of the first row, a multiple of 32.
+    """
+    count = len(levels) // TILE_ROWS
+    number = torch.arange(count, device=tiles.device) + first // TILE_ROWS
+    warp, tile = _warp_tiles(plan, number)
+    if not plan.warpgroups:
+        _stored(tiles, plan)[warp, tile] = pack_rows(levels)
+        return
+    # token = (pair, g, half, j), element = (slab, k half, byte)
+    parts = levels.view(torch.uint8).view(count // 2, 8, 2, 2, plan.slabs, 2, 16)
+    packed = parts.permute(0, 2, 4, 5, 3, 1, 6).reshape(count, plan.slabs, 2, 2, 128)
+    stored = _stored(tiles, plan)
+    stored[warp // WARPGROUP, warp % WARPGROUP, tile] = packed
+
+
+def load_rows(tiles: torch.Tensor, plan: ResidencyPlan) -> torch.Tensor:
+    """Undo `store_rows` for all rows: int8 [padded_vocab, r]."""
+    number = torch.arange(plan.padded_vocab // TILE_ROWS, device=tiles.device)
+    warp, tile = _warp_tiles(plan, number)
+    stored = _stored(tiles, plan)
+    if not plan.warpgroups:
+        return unpack_rows(stored[warp, tile])
+    packed = stored[warp // WARPGROUP, warp % WARPGROUP, tile]
+    parts = packed.reshape(len(number) // 2, 2, plan.slabs, 2, 2, 8, 16)
+    rows = parts.permute(0, 5, 1, 4, 2, 3, 6).reshape(plan.padded_vocab, plan.rank)
+    return rows.view(torch.int8)
 
 
 def pack_latents(high: torch.Tensor, low: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
-    """Put quantised latents into table rows: uint8 [n, 2 r + 32]."""
+    """Put quantised latents into table rows, slab by slab both planes: uint8 [n, 2 r + 32]."""
     rows, rank = high.shape
-    planes = torch.stack([high, low], 1).view(rows, 2, rank // SLAB, 2, 4, 4)
-    words = planes.permute(0, 2, 1, 4, 3, 5).reshape(rows, 2 * rank).view(torch.uint8)
+    planes = torch.stack([high, low], 1).view(rows, 2, rank // SLAB, SLAB)
+    words = planes.permute(0, 2, 1, 3).reshape(rows, 2 * rank).view(torch.uint8)
     table = torch.zeros(rows, 2 * rank + 32, dtype=torch.uint8, device=high.device)
     table[:, : 2 * rank] = words
     table[:, 2 * rank : 2 * rank + 4] = scale[:, None].contiguous().view(torch.uint8)
@@ -139,8 +207,7 @@ def unpack_latents(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
     rows, size = table.shape
     rank = (size - 32) // 2
     words = table[:, : 2 * rank].contiguous().view(torch.int8)
-    planes = words.view(rows, rank // SLAB, 2, 4, 2, 4).permute(0, 2, 1, 4, 3, 5)
-    planes = planes.reshape(rows, 2, rank)
+    planes = words.view(rows, rank // SLAB, 2, SLAB).permute(0, 2, 1, 3).reshape(rows, 2, rank)
     scale = table[:, 2 * rank : 2 * rank + 4].contiguous().view(torch.float32)[:, 0]
     return planes[:, 0], planes[:, 1], scale
 
@@ -181,8 +248,7 @@ def pack_head(
         padding = -len(rows) % PAIR_ROWS
         if padding:
             levels = torch.cat([levels, levels.new_zeros(padding, plan.rank)])
-        tile = first // TILE_ROWS
-        packed.tiles[tile : tile + len(levels) // TILE_ROWS] = pack_rows(levels)
+        store_rows(levels, plan, packed.tiles, first)
         packed.row_scale[first : first + len(rows)] = scale
     for first, rows in _chunks(head.table, device):
         packed.table[first : first + len(rows)] = pack_latents(*quantise_latents(rows))

@@ -11,20 +11,22 @@ Rows come in tiles of 16, tiles in pairs of 32 consecutive tokens. A block owns 
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
 from wts.device import GpuSpec, gpu_spec
 from wts.errors import PlanError
+from wts.numbers import NUMBER_BYTES, NUMBER_TYPES, RANKS, NumberType
 
 if TYPE_CHECKING:
     from wts.heads import Head
 
 __all__ = ["ResidencyPlan", "Shape", "plan_residency", "shared_layout", "with_fewer_registers"]
 
-NumberType = Literal["bf16", "fp16", "fp32"]
-NUMBER_TYPES: tuple[NumberType, ...] = ("bf16", "fp16", "fp32")
-NUMBER_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+# "mma": each warp multiplies for up to four requests, latents in registers (mma.sync). "wgmma":
+# four warps together multiply for 8 or 16 requests, latents in shared memory (wgmma.mma_async).
+Instruction = Literal["mma", "wgmma"]
 
 TILE_ROWS = 16
 PAIR_ROWS = 32
@@ -36,20 +38,64 @@ MAX_VOCAB = 1 << 20
 MAX_TABLE_ROWS = (1 << 31) - 1  # a row number is an int of the kernel
 SERVICE_WARPS = 4
 SWEEP_WARPS = 8
-# Registers of a sweeping and of a service thread: 232 * 256 + 40 * 128 = 168 * 384, what a block of
-# 384 threads is launched with; drawing noise and 64-bit words want more of the second.
-GREEDY_REGISTERS, SAMPLED_REGISTERS = (232, 40), (224, 56)
-# Fragments in a sweeping warp's registers, loads ahead, accumulators at once. Measured on an H200
-# (docs/measured.md): more fragments leave no room to load ahead, fewer crowd shared memory. Where
-# fragments are streamed, the compiler needs more room not to spill.
-GREEDY_CHOICE = {1: (44, 6, 5), 2: (42, 4, 5), 4: (40, 4, 5)}  # by columns
-GROUPED_CHOICE = {4: (44, 3, 3)}  # several groups take turns: throughput counts, not latency
-SAMPLED_CHOICE = {1: (42, 4, 3), 2: (36, 4, 3), 4: (35, 4, 3)}
-STREAMING_CHOICE = {1: (36, 4, 5), 2: (32, 4, 5), 4: (35, 4, 3)}
-SAMPLED_STREAMING_CHOICE = {1: (38, 4, 3), 2: (32, 4, 3), 4: (35, 4, 3)}
+MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
+WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
 FIRST_POLL_CYCLES = 200
 LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a block divides its registers and its work, as measured best (docs/measured.md).
+
+    Args:
+        instruction: matrix instruction.
+        columns: requests walked side by side.
+        fragments: of a sweeping warp, in registers: more leave no room to load ahead, fewer crowd
+            shared memory.
+        queue: fragments loaded ahead of their product (mma).
+        live: accumulators at once (mma), or tiles in flight (wgmma).
+        registers: of a sweeping and of a service thread; 8 and 4 warps of them make up what a block
+            of 384 threads is launched with. 64-bit words and many columns want more of the second.
+        together: columns whose exchange a service warp waits for at once.
+    """
+
+    instruction: Instruction
+    columns: int
+    fragments: int
+    queue: int
+    live: int
+    registers: tuple[int, int]
+    together: int = 1
+
+
+_CHOICES = {
+    "greedy": (
+        Choice("mma", 1, 44, 6, 5, (232, 40)),
+        Choice("mma", 2, 42, 4, 5, (232, 40)),
+        Choice("mma", 4, 40, 4, 5, (232, 40)),
+        Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
+    ),
+    "sampled": (
+        Choice("mma", 1, 42, 6, 5, (216, 72)),
+        Choice("mma", 2, 36, 4, 5, (216, 72)),
+        Choice("mma", 4, 34, 4, 5, (216, 72)),
+        Choice("wgmma", 8, 33, 0, 2, (216, 72)),
+    ),
+    "sampled, two groups": (Choice("wgmma", 8, 33, 0, 2, (208, 88)),),
+    # Where fragments are streamed, the compiler needs more room not to spill.
+    "greedy, streaming": (
+        Choice("mma", 1, 36, 4, 5, (232, 40)),
+        Choice("mma", 2, 32, 4, 5, (232, 40)),
+        Choice("mma", 4, 33, 4, 3, (232, 40)),
+    ),
+    "sampled, streaming": (
+        Choice("mma", 1, 34, 4, 5, (216, 72)),
+        Choice("mma", 2, 28, 4, 5, (216, 72)),
+        Choice("mma", 4, 28, 2, 5, (216, 72)),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +136,7 @@ class ResidencyPlan:
     base_type: NumberType
     step_type: NumberType
     num_blocks: int
+    instruction: Instruction
     sweep_warps: int
     sweep_registers: int
     service_registers: int
@@ -102,6 +149,8 @@ class ResidencyPlan:
     tiles_per_accumulator: int
     phases: int
     queue_depth: int
+    tiles_in_flight: int
+    served_together: int
     base_slots: int
     exchange_lag: int
     shared_limit: int
@@ -148,6 +197,16 @@ class ResidencyPlan:
         return self.sampled or self.step_type != "bf16" or self.rows > COMPACT_ROWS
 
     @property
+    def scored(self) -> bool:
+        """Whether a word holds an approximate score, and the step logit to decide a close race."""
+        return self.sampled and self.step_type != "fp32" and self.rows <= COMPACT_ROWS
+
+    @property
+    def race_words(self) -> int:
+        """Words a service warp looks at again where scores are too close."""
+        return 32 * (-(-self.num_blocks // 32) + 1) if self.scored else 4
+
+    @property
     def word_bytes(self) -> int:
         """Bytes of one exchanged word."""
         return 8 if self.wide else 4
@@ -158,9 +217,27 @@ class ResidencyPlan:
         return 2 * self.rank + 32
 
     @property
+    def warpgroups(self) -> bool:
+        """Whether whole warpgroups multiply together."""
+        return self.instruction == "wgmma"
+
+    @property
+    def operand_warps(self) -> int:
+        """Warps whose fragments of one (tile, slab) lie together in memory."""
+        return WARPGROUP if self.warpgroups else 1
+
+    @property
+    def column_blocks(self) -> int:
+        """Blocks of eight operand columns, two a request, of one matrix instruction."""
+        return -(-self.columns // 4)
+
+    @property
     def latent_line_bytes(self) -> int:
-        """Bytes between the latents of two requests in shared memory: half of the banks apart."""
-        return 2 * self.rank + 64
+        """Bytes between the latents of two requests in shared memory: half of the banks apart.
+
+        For warpgroups the latents of a group lie together as their instruction wants them.
+        """
+        return 2 * self.rank + (0 if self.warpgroups else 64)
 
     @property
     def base_line_bytes(self) -> int:
@@ -168,14 +245,50 @@ class ResidencyPlan:
         return self.rows * NUMBER_BYTES[self.base_type] + 32
 
     @property
-    def noise_slots(self) -> int:
-        """Slots of random words: as many as of base logits, where rows are sampled."""
-        return self.base_slots if self.sampled else 1
+    def candidates(self) -> int:
+        """Rows that the sweeping warps offer for one request: one each, or two where sampled."""
+        return self.sweep_warps * (2 if self.sampled else 1)
 
     @property
-    def noise_rows(self) -> int:
-        """Random words of a slot and request."""
-        return self.rows if self.sampled else 4
+    def latent_slots(self) -> int:
+        """Rounds whose latents are in shared memory: where groups are many, not all groups'."""
+        return min(self.groups, 3)
+
+    @property
+    def later_tokens(self) -> int:
+        """Tokens kept for latents that are fetched later; one where each is fetched at once."""
+        return self.groups * self.columns if self.groups > self.latent_slots else 1
+
+    @property
+    def tiles_judged(self) -> int:
+        """Tiles of a warp of a warpgroup judged at once: a pair, whose noise comes together."""
+        return 2
+
+    @property
+    def parked_noise(self) -> int:
+        """Numbers of noise each sweeping thread parks: of all its rows, where it draws ahead."""
+        return 2 * self.accumulators * self.column_blocks if self.noise_ahead else 1
+
+    @property
+    def noise_ahead(self) -> bool:
+        """Whether noise is drawn while blocks exchange, not while rows are judged.
+
+        Where warps multiply alone there is room to park it; warpgroups have many more rows.
+        """
+        return self.sampled and not self.warpgroups
+
+    @property
+    def parked_logits(self) -> int:
+        """Step logits it parks where they are judged again: those judged at once."""
+        if not self.sampled:
+            return 1
+        at_once = self.tiles_judged if self.warpgroups else -(-self.accumulators // self.phases)
+        return 2 * self.column_blocks * at_once
+
+    @property
+    def parking_threads(self) -> int:
+        """Threads that park numbers."""
+        return 32 * self.sweep_warps if self.sampled else 1
 
     @property
     def slot_line_words(self) -> int:
@@ -211,6 +324,8 @@ class ResidencyPlan:
 
     def sweep_order(self) -> list[tuple[int, int]]:
         """(tile, slab) in the order in which a warp multiplies them."""
+        if self.warpgroups:  # tile after tile: one is judged while the next is multiplied
+            return [(tile, slab) for tile in range(self.warp_tiles) for slab in range(self.slabs)]
         live = -(-self.accumulators // self.phases)
         order = []
         for phase in range(self.phases):
@@ -262,7 +377,8 @@ class ResidencyPlan:
             index if place == "register" else first[place] - index for place, index in self.places()
         ]
         sources = [
-            tile * self.tile_bytes + slab * FRAGMENT_BYTES for tile, slab in self.sweep_order()
+            (tile * self.tile_bytes + slab * FRAGMENT_BYTES) * self.operand_warps
+            for tile, slab in self.sweep_order()
         ]
         constants = {
             "VOCAB": self.vocab,
@@ -286,28 +402,46 @@ class ResidencyPlan:
             "FRAGMENT_STORAGE": max(1, self.sweep_warps * self.shared_fragments),
             "LATENT_LINE_BYTES": self.latent_line_bytes,
             "COLUMNS": self.columns,
+            "COLUMN_BLOCKS": self.column_blocks,
+            "OPERAND_WARPS": self.operand_warps,
             "GROUPS": self.groups,
+            "LATENT_SLOTS": self.latent_slots,
+            "LATER_TOKENS": self.later_tokens,
             "TILES_PER_ACCUMULATOR": self.tiles_per_accumulator,
             "PHASES": self.phases,
+            "TILES_IN_FLIGHT": self.tiles_in_flight,
             "QUEUE_DEPTH": self.queue_depth,
             "BASE_SLOTS": self.base_slots,
             "BASE_LINE_BYTES": self.base_line_bytes,
             "BASE_TYPE": NUMBER_TYPES.index(self.base_type),
             "STEP_TYPE": NUMBER_TYPES.index(self.step_type),
-            "NOISE_SLOTS": self.noise_slots,
-            "NOISE_ROWS": self.noise_rows,
+            "SERVED_TOGETHER": self.served_together,
+            "RACE_WORDS": self.race_words,
+            "CANDIDATES": self.candidates,
+            "PARKED_NOISE": self.parked_noise,
+            "TILES_JUDGED": self.tiles_judged,
+            "PARKED_LOGITS": self.parked_logits,
+            "PARKING_THREADS": self.parking_threads,
             "EXCHANGE_LAG": self.exchange_lag,
             "FIRST_POLL_CYCLES": FIRST_POLL_CYCLES if self.groups == 1 else 0,
             "SLOT_LINE_WORDS": self.slot_line_words,
             "SHARED_BYTES": self.shared_bytes,
             "SHARED_BYTES_LIMIT": self.shared_limit,
         }
-        flags = {"WIDE": self.wide, "SAMPLED": self.sampled, "MAPPED": self.mapped}
+        flags = {
+            "WARPGROUPS": self.warpgroups,
+            "NOISE_AHEAD": self.noise_ahead,
+            "SCORED": self.scored,
+            "WIDE": self.wide,
+            "SAMPLED": self.sampled,
+            "MAPPED": self.mapped,
+        }
         lines = [
             "// Rendered by the planner; every size of the kernel comes from here.",
             "#pragma once",
         ]
         lines.append(f"#define WTS_WIDE {int(self.wide)}")
+        lines.append(f"#define WTS_WARPGROUPS {int(self.warpgroups)}")
         lines.append("#define WTS_FRAGMENT_PLACE " + ", ".join(map(str, places)))
         lines.append("#define WTS_FRAGMENT_SOURCE " + ", ".join(map(str, sources)))
         away = [source for source, place in zip(sources, places, strict=True) if place < 0]
@@ -338,17 +472,23 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("fragments", max(1, plan.sweep_warps * plan.shared_fragments) * FRAGMENT_BYTES, 128),
         ("row_scale", 4 * plan.rows, 16),
         ("base", slots * columns * plan.base_line_bytes, 16),
-        ("noise", plan.noise_slots * columns * plan.noise_rows * 4, 16),
-        ("temperature", groups * columns * 4, 16),
-        ("latent", groups * columns * plan.latent_line_bytes, 16),
-        ("candidate_key", groups * columns * plan.sweep_warps * 4, 16),
-        ("candidate_row", groups * columns * plan.sweep_warps * 4, 16),
+        ("noise", plan.parked_noise * plan.parking_threads * 4, 16),
+        ("logits", plan.parked_logits * plan.parking_threads * 4, 16),
+        ("temperature", (groups if plan.sampled else 1) * columns * 4, 16),
+        ("inverse_temperature", (groups if plan.sampled else 1) * columns * 4, 16),
+        ("latent", plan.latent_slots * columns * plan.latent_line_bytes, 128),
+        ("latent_scale", plan.latent_slots * columns * 4, 16),
+        ("token", plan.later_tokens * 4, 16),
+        ("candidate_key", slots * columns * plan.candidates * 4, 16),
+        ("candidate_row", slots * columns * plan.candidates * 4, 16),
+        ("candidate_logit", slots * columns * (plan.candidates if plan.sampled else 1) * 4, 16),
+        ("race", (SERVICE_WARPS if plan.scored else 1) * plan.race_words * 4, 16),
         ("weights_landed", 8, 8),
-        ("latents_ready", 8 * groups, 8),
-        ("candidates_ready", 8 * groups, 8),
+        ("latents_ready", 8 * plan.latent_slots, 8),
+        ("candidates_ready", 8 * slots, 8),
         ("base_landed", 8 * slots, 8),
         ("base_copied", 8 * slots * columns, 8),
-        ("deadline", 8 * columns, 8),
+        ("deadline", 8 * SERVICE_WARPS, 8),
         ("sequence", 4, 16),
         ("noise_offset", 4, 4),
         ("abandoned", 4, 4),
@@ -398,20 +538,28 @@ def plan_residency(
         _check_range("table_rows", shape.table_rows, 1, MAX_TABLE_ROWS)
     _check_range("batch", batch, 1, MAX_BATCH)
     _check_range("steps", steps, 1, MAX_STEPS)
-    if shape.rank not in (64, 128, 256, 512):
-        raise PlanError(
-            f"rank: wanted 64, 128, 256 or 512, found {shape.rank}; pad the head's rank"
+    if shape.rank not in RANKS:
+        raise PlanError.mismatch(
+            "rank",
+            wanted=f"one of {', '.join(map(str, RANKS))}",
+            found=shape.rank,
+            fix="pad the head's rank",
         )
     for name, value in (("base_type", base_type), ("table_type", shape.table_type)):
         if value not in NUMBER_TYPES:
             raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
 
-    widest = 1 if batch == 1 else 2 if batch == 2 else 4
-    # Large shards of large batches may leave no room to stage four requests at once.
-    for columns in (c for c in (4, 2, 1) if c <= widest):
-        plan = _plan_columns(shape, spec, columns, batch, steps, sampled, base_type)
-        if plan.shared_bytes <= plan.shared_limit:
-            return plan
+    for choice in _choices(spec, batch, sampled):
+        plan = _plan_choice(shape, spec, choice, batch, steps, sampled, base_type)
+        if plan.shared_bytes > plan.shared_limit:
+            continue  # large shards may leave no room to stage so many requests' base logits
+        if plan.warpgroups and (plan.streamed_fragments or plan.warp_tiles > MOST_UNROLLED_TILES):
+            continue
+        if plan.streamed_fragments:
+            streaming = _CHOICES["sampled, streaming" if sampled else "greedy, streaming"]
+            choice = next(c for c in streaming if c.columns == plan.columns)
+            plan = _plan_choice(shape, spec, choice, batch, steps, sampled, base_type)
+        return plan
     raise PlanError(
         f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} bytes "
         f"of shared memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU with more "
@@ -419,21 +567,34 @@ def plan_residency(
     )
 
 
-def _plan_columns(
+def _choices(spec: GpuSpec, batch: int, sampled: bool) -> Iterator[Choice]:
+    """Choices for a batch, the best first."""
+    widest = min(batch, 4) if batch != 3 else 4
+    if spec.is_hopper and batch > 4:
+        widest = 8
+    if sampled and widest == 8 and batch <= 16:
+        yield from _CHOICES["sampled, two groups"] if batch > 8 else ()
+    for choice in reversed(_CHOICES["sampled" if sampled else "greedy"]):
+        if choice.columns <= widest:
+            yield choice
+
+
+def _plan_choice(
     shape: Shape,
     spec: GpuSpec,
-    columns: int,
+    choice: Choice,
     batch: int,
     steps: int,
     sampled: bool,
     base_type: NumberType,
 ) -> ResidencyPlan:
-    """The plan for groups of so many requests; it may need more shared memory than there is."""
+    """The plan for one choice; it may need more shared memory than there is."""
+    columns = choice.columns
     groups = -(-batch // columns)
-    sweep_registers, service_registers = SAMPLED_REGISTERS if sampled else GREEDY_REGISTERS
     tiles = 2 * -(-shape.vocab // PAIR_ROWS)
     warp_tiles = -(-tiles // (spec.max_blocks * SWEEP_WARPS))
-    accumulators = -(-warp_tiles // (4 // columns))
+    accumulators = -(-warp_tiles // max(1, 4 // columns))
+    warpgroups = choice.instruction == "wgmma"
     unplaced = ResidencyPlan(
         gpu=spec.name,
         arch=spec.arch,
@@ -447,9 +608,10 @@ def _plan_columns(
         base_type=base_type,
         step_type=_promote(base_type, shape.table_type),
         num_blocks=-(-tiles // (warp_tiles * SWEEP_WARPS)),
+        instruction=choice.instruction,
         sweep_warps=SWEEP_WARPS,
-        sweep_registers=sweep_registers,
-        service_registers=service_registers,
+        sweep_registers=choice.registers[0],
+        service_registers=choice.registers[1],
         warp_tiles=warp_tiles,
         register_fragments=0,
         shared_fragments=0,
@@ -458,20 +620,17 @@ def _plan_columns(
         groups=groups,
         tiles_per_accumulator=-(-warp_tiles // accumulators),
         phases=1,
-        queue_depth=1,
+        queue_depth=max(1, choice.queue),
+        tiles_in_flight=choice.live if warpgroups else 1,
+        served_together=choice.together,
         base_slots=2,
         exchange_lag=1 if groups > 2 else 0,
         shared_limit=spec.shared_bytes_per_block,
         max_blocks=spec.max_blocks,
     )
-    longer = max(0, unplaced.slabs - 8) // 2  # a longer latent takes the place of as many
-    greedy = GREEDY_CHOICE if groups == 1 else GREEDY_CHOICE | GROUPED_CHOICE
-    most, depth, live = (SAMPLED_CHOICE if sampled else greedy)[columns]
-    plan = _place(unplaced, most - longer, depth, live)
-    if plan.streamed_fragments:
-        most, depth, live = (SAMPLED_STREAMING_CHOICE if sampled else STREAMING_CHOICE)[columns]
-        plan = _place(unplaced, most - longer, depth, live)
-    return plan
+    longer = 0 if warpgroups else max(0, unplaced.slabs - 8) // 2  # a longer latent takes as many
+    live = accumulators if warpgroups else choice.live
+    return _place(unplaced, choice.fragments - longer, live)
 
 
 def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
@@ -486,10 +645,18 @@ def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
             f"{plan.register_fragments}; report this plan: {plan!r}"
         )
     # Fewer loads ahead and more sums at once are what else was seen to help where tiles are many.
-    return _place(plan, plan.register_fragments - 4, min(plan.queue_depth, 2), 5)
+    live = plan.accumulators if plan.warpgroups else 5
+    fewer = replace(plan, queue_depth=min(plan.queue_depth, 2))
+    fewer = _place(fewer, plan.register_fragments - 4, live)
+    if fewer.warpgroups and fewer.streamed_fragments:
+        raise PlanError(
+            f"plan {plan.hash}: wanted room in shared memory for four more fragments a warp, found "
+            f"none; report this plan: {plan!r}"
+        )
+    return fewer
 
 
-def _place(plan: ResidencyPlan, most_registers: int, queue_depth: int, live: int) -> ResidencyPlan:
+def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
     """Fill registers, then shared memory; stream the rest; stage base logits in what is left."""
     fragments = plan.warp_tiles * plan.slabs
     registers = min(fragments, most_registers)
@@ -498,7 +665,6 @@ def _place(plan: ResidencyPlan, most_registers: int, queue_depth: int, live: int
         register_fragments=registers,
         shared_fragments=fragments - registers,
         streamed_fragments=0,
-        queue_depth=queue_depth,
         phases=-(-plan.accumulators // live),
         base_slots=2,
     )
@@ -523,6 +689,14 @@ def _promote(first: NumberType, second: NumberType) -> NumberType:
 
 
 def _shape_of(head: Head) -> Shape:
+    needed = ("vocab", "rank", "table_rows", "table_type", "draft_to_target")
+    if not all(hasattr(head, name) for name in needed):
+        raise PlanError.mismatch(
+            "head",
+            wanted="a head or a Shape",
+            found=type(head).__name__,
+            fix="pass a MarkovHead, or Shape(vocab=..., rank=...) where there are no weights yet",
+        )
     return Shape(
         vocab=head.vocab,
         rank=head.rank,
@@ -571,7 +745,7 @@ def _ledger(plan: ResidencyPlan) -> str:
         f"staged {plan.base_slots - 1} rounds ahead",
         f"  in memory: projection {total / 2**20:.1f} MiB, latent table {table / 2**20:.1f} MiB, "
         f"workspace {workspace} bytes",
-        f"  sweep: {plan.groups} group(s) of {plan.columns} request(s), "
+        f"  sweep by {plan.instruction}: {plan.groups} group(s) of {plan.columns} request(s), "
         f"{plan.tiles_per_accumulator} tile(s) share an accumulator, {plan.phases} phase(s), "
         f"{plan.word_bytes}-byte words",
     ]

@@ -77,11 +77,27 @@ struct Block {
   std::map<const void*, MBarrier> barriers;
   std::vector<Meeting> warps;
   std::vector<Copy> copies;
+  struct Vote {
+    int come = 0;
+    unsigned generation = 0;
+    bool any[2] = {false, false};
+  } votes[4];
   int at_barrier = 0;
   unsigned barrier_generation = 0;
 };
 
+struct Product {  // of a warpgroup, begun but not yet done: what one lane contributes
+  int* sums;
+  int blocks;
+  bool first;
+  signed char rows[2][32];
+  unsigned long long a, b;  // descriptors; a is 0 where the rows were in registers
+  int group;
+};
+
 struct Fiber {
+  std::vector<Product> products;
+  int product_group = 0;
   ucontext_t context;
   std::unique_ptr<char[]> stack;
   Block* block = nullptr;
@@ -178,6 +194,16 @@ inline bool __any_sync(unsigned, bool value) {
   return any;
 }
 
+inline unsigned __ballot_sync(unsigned, bool value) {
+  const sim::Packet* packets = sim::meet(value);
+  unsigned lanes = 0;
+  for (int lane = 0; lane < sim::LANES; ++lane) lanes |= (packets[lane].word[0] != 0) << lane;
+  return lanes;
+}
+
+inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline int __ffs(int value) { return __builtin_ffs(value); }
+
 inline int __shfl_sync(unsigned, int value, int lane) {
   return static_cast<int>(sim::meet(static_cast<unsigned>(value))[lane & 31].word[0]);
 }
@@ -197,15 +223,11 @@ inline int __float_as_int(float value) { return static_cast<int>(__float_as_uint
 inline float __uint_as_float(unsigned bits) { return bits_as<float>(bits); }
 inline float __int_as_float(int bits) { return bits_as<float>(static_cast<unsigned>(bits)); }
 
-inline float __shfl_xor_sync(unsigned, float value, int mask) {
-  const int lane = sim::current->thread % sim::LANES;
-  return __uint_as_float(sim::meet(__float_as_uint(value))[lane ^ mask].word[0]);
-}
-
-inline float __fmul_rn(float a, float b) { return a * b; }
-inline float __fadd_rn(float a, float b) { return a + b; }
+// The GPU's arithmetic makes one NaN only.
+inline float one_nan(float value) { return value == value ? value : __uint_as_float(0x7fffffffu); }
+inline float __fmul_rn(float a, float b) { return one_nan(a * b); }
+inline float __fadd_rn(float a, float b) { return one_nan(a + b); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
-inline float __fdividef(float a, float b) { return a / b; }
 inline float __int2float_rn(int value) { return static_cast<float>(value); }
 inline float __uint2float_rn(unsigned value) { return static_cast<float>(value); }
 inline unsigned __umulhi(unsigned a, unsigned b) {
@@ -279,6 +301,93 @@ inline void mma_s8_first(int (&d)[4], const u32* a, u32 b0, u32 b1) {
   mma_s8(d, a, b0, b1);
 }
 
+inline float fused(float a, float b, float c) { return one_nan(std::fma(a, b, c)); }
+// As far from the truth as the real one may be.
+inline float fast_log2(float value) {
+  const float exact = std::log2(value), wrong = (sim::random_order() % 3 - 1.0f) * 2.3e-7f;
+  if (!std::isfinite(exact)) return exact;
+  return value > 0.5f && value < 2.0f ? exact + wrong : exact * (1.0f + wrong);
+}
+
+inline bool warpgroup_any(int warpgroup, bool value) {
+  auto& vote = sim::current->block->votes[warpgroup];
+  const unsigned generation = vote.generation;
+  vote.any[generation & 1] |= value;
+  if (++vote.come == 128) {
+    vote.come = 0;
+    ++vote.generation;
+    vote.any[vote.generation & 1] = false;
+  } else {
+    while (vote.generation == generation) sim::yield();
+  }
+  return vote.any[generation & 1];
+}
+
+// A product of a warpgroup is done when it is waited for, with what its operands in shared memory
+// hold then; until it is, its sums are garbage.
+inline u64 operand_descriptor(u32 address, u32 along_k, u32 along_rows) {
+  return static_cast<u64>(address >> 4) | static_cast<u64>(along_k >> 4) << 16 |
+         static_cast<u64>(along_rows >> 4) << 32;
+}
+inline const signed char* operand_row(u64 descriptor, int row, int half) {
+  const u32 address = static_cast<u32>(descriptor & 0x3fff) << 4;
+  const u32 along_k = static_cast<u32>((descriptor >> 16) & 0x3fff) << 4;
+  const u32 along_rows = static_cast<u32>((descriptor >> 32) & 0x3fff) << 4;
+  return reinterpret_cast<const signed char*>(sim::check_shared(
+      address + half * along_k + row / 8 * along_rows + row % 8 * 16, 16, 16));
+}
+inline void warpgroup_fence() {}
+inline void warpgroup_commit() { ++sim::current->product_group; }
+template <int BLOCKS>
+void begin_product(int (&d)[BLOCKS][4], bool first, u64 a, u64 b, const u32* words) {
+  sim::Product product{&d[0][0], BLOCKS, first, {}, a, b, sim::current->product_group};
+  if (words != nullptr) {
+    sim::Packet mine{};
+    std::copy(words, words + 4, mine.word);
+    const sim::Packet* all = sim::meet(mine);
+    for (int row = 0; row < 2; ++row)
+      for (int half = 0; half < 2; ++half)
+        for (int t = 0; t < 4; ++t)
+          std::memcpy(&product.rows[row][16 * half + 4 * t],
+                      &all[lane_index() / 4 * 4 + t].word[2 * half + row], 4);
+  }
+  for (int i = 0; i < 4 * BLOCKS; ++i)
+    if (first) (&d[0][0])[i] = static_cast<int>(sim::random_order());
+  sim::current->products.push_back(product);
+}
+template <bool FIRST, int BLOCKS>
+void wgmma_s8(int (&d)[BLOCKS][4], const u32* a, u64 b) {
+  begin_product(d, FIRST, 0, b, a);
+}
+template <bool FIRST, int BLOCKS>
+void wgmma_s8(int (&d)[BLOCKS][4], u64 a, u64 b) {
+  begin_product(d, FIRST, a, b, nullptr);
+}
+template <int PENDING>
+void warpgroup_wait() {
+  auto& products = sim::current->products;
+  size_t done = 0;
+  for (; done < products.size(); ++done) {
+    sim::Product& product = products[done];
+    if (product.group >= sim::current->product_group - PENDING) break;
+    const int lane = lane_index(), warp = warp_index() % 4;
+    for (int block = 0; block < product.blocks; ++block)
+      for (int i = 0; i < 4; ++i) {
+        const int row = i / 2, column = 8 * block + 2 * (lane % 4) + i % 2;
+        int sum = product.first ? 0 : product.sums[4 * block + i];
+        for (int k = 0; k < 32; ++k) {
+          const int left =
+              product.a == 0
+                  ? product.rows[row][k]
+                  : operand_row(product.a, 16 * warp + 8 * row + lane / 4, k / 16)[k % 16];
+          sum += left * operand_row(product.b, column, k / 16)[k % 16];
+        }
+        product.sums[4 * block + i] = sum;
+      }
+  }
+  products.erase(products.begin(), products.begin() + static_cast<long>(done));
+}
+
 inline void load_global_16(u32 (&v)[4], const void* pointer) {
   sim::check_global(pointer, 16, 16);
   std::memcpy(v, pointer, 16);
@@ -293,6 +402,11 @@ inline u32 load_global_2(const void* pointer) {
 }
 inline void load_shared_16(u32 (&v)[4], u32 address) {
   std::memcpy(v, sim::check_shared(address, 16, 16), 16);
+}
+inline u32 load_shared_4(u32 address) {
+  u32 value;
+  std::memcpy(&value, sim::check_shared(address, 4, 4), 4);
+  return value;
 }
 inline void load_shared_8(u32 (&v)[2], u32 address) {
   std::memcpy(v, sim::check_shared(address, 8, 8), 8);
@@ -310,6 +424,12 @@ void store_relaxed(Word* pointer, Word value) {
   sim::check_global(pointer, sizeof(Word), sizeof(Word));
   *pointer = value;
 }
+template <typename Word, size_t COUNT>
+void load_relaxed_16(Word (&v)[COUNT], const Word* pointer) {
+  sim::check_global(pointer, 16, 16);
+  for (size_t i = 0; i < COUNT; ++i) v[i] = pointer[i];
+}
+inline void prefetch_l2(const void* pointer) { sim::check_global(pointer, 1, 1); }
 inline void prefetch_l2(const void* pointer, u32 bytes) {
   sim::check_global(pointer, bytes, 16);
   if (bytes % 16 != 0) sim::fail("prefetch of odd size", pointer, bytes);
@@ -334,6 +454,15 @@ inline u32 round_bf16(float value) {
   return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
 inline u32 round_bf16x2(float low, float high) { return round_bf16(low) | (round_bf16(high) << 16); }
+inline u32 plus_zero_bf16x2(u32 pair) {
+  const auto half = [](u32 bits) {
+    return round_bf16(__fadd_rn(__uint_as_float(bits << 16), 0.0f));
+  };
+  return half(pair & 0xffffu) | (half(pair >> 16) << 16);
+}
+inline u32 signs_of_halves(u32 pair) {
+  return (pair & 0x8000u ? 0xffffu : 0u) | (pair & 0x80000000u ? 0xffff0000u : 0u);
+}
 inline float half_to_float(u32 bits) {
   const u16 narrow = static_cast<u16>(bits);
   _Float16 value;

@@ -16,11 +16,28 @@
 
 namespace wts {
 
-constexpr int BLOCKS_PER_LANE = (plan::NUM_BLOCKS + 31) / 32;
+// Words a lane reads of one exchange: 16 bytes at once as long as that leaves no lane idle (a vector
+// access is its elements' accesses in some order, PTX 8.2.2, and no order is needed), then one by one.
+// Long words come one by one: in pairs they took registers that there are not.
+constexpr int VECTOR_WORDS = plan::WIDE ? 1 : 4;
+constexpr int VECTORS = plan::NUM_BLOCKS / (32 * VECTOR_WORDS);
+constexpr int SINGLES = (plan::NUM_BLOCKS - VECTORS * 32 * VECTOR_WORDS + 31) / 32;
+constexpr int BLOCKS_PER_LANE = VECTORS * VECTOR_WORDS + SINGLES;
+// The block of a lane's word; ascending with i within a lane.
+__device__ __forceinline__ int block_of(int lane, int i) {
+  if (i < VECTORS * VECTOR_WORDS)
+    return (i / VECTOR_WORDS * 32 + lane) * VECTOR_WORDS + i % VECTOR_WORDS;
+  return VECTORS * 32 * VECTOR_WORDS + (i - VECTORS * VECTOR_WORDS) * 32 + lane;
+}
+__device__ __forceinline__ int lane_of(int block) {
+  return (block < VECTORS * 32 * VECTOR_WORDS ? block / VECTOR_WORDS : block) & 31;
+}
 
 #if WTS_WIDE
-using ExchangeWord = u64;  // key : 32 | inverted row : 16 | tag : 16
-constexpr u32 TAG_MASK = 0xffffu;
+// key : 32 | inverted row : 16 | tag : 16, or where it is an approximate score's,
+// key : 32 | step logit : 16 | inverted row : 12 | tag : 4.
+using ExchangeWord = u64;
+constexpr u32 TAG_MASK = plan::SCORED ? 0xfu : 0xffffu;
 #else
 using ExchangeWord = u32;  // key : 16 | inverted row : 12 | tag : 4
 constexpr u32 TAG_MASK = 0xfu;
@@ -39,7 +56,9 @@ __device__ __forceinline__ u32 exchange_tag(u32 sequence) { return (sequence >> 
 
 __device__ __forceinline__ ExchangeWord pack_word(const Best& best, u32 tag) {
   if constexpr (plan::WIDE) {
-    const u32 low = ((0xffffu - static_cast<u32>(best.row)) << 16) | tag;
+    u32 low = ((0xffffu - static_cast<u32>(best.row)) << 16) | tag;
+    if constexpr (plan::SCORED)
+      low = step_bits(best.logit) << 16 | static_cast<u32>(LAST_ROW - best.row) << TAG_BITS | tag;
     return static_cast<ExchangeWord>(
         (static_cast<u64>(static_cast<u32>(best.key)) << 32) | low);
   } else {
@@ -63,7 +82,7 @@ __device__ __forceinline__ int word_key(ExchangeWord word) {
 }
 
 __device__ __forceinline__ int word_row(ExchangeWord word) {
-  if constexpr (plan::WIDE) {
+  if constexpr (plan::WIDE && !plan::SCORED) {
     return static_cast<int>(0xffffu - ((static_cast<u32>(word) >> 16) & 0xffffu));
   } else {
     return compact_row(static_cast<u32>(word));
@@ -84,9 +103,20 @@ struct Gathered {
   __device__ __forceinline__ void request(const ExchangeWord* slots, u32 tag) {
     const int lane = lane_index();
 #pragma unroll
-    for (int i = 0; i < BLOCKS_PER_LANE; ++i)
-      words[i] = lane + 32 * i < plan::NUM_BLOCKS ? load_relaxed(slots + lane + 32 * i)
-                                                  : absent_word(tag);
+    for (int i = 0; i < VECTORS; ++i) {
+      const ExchangeWord* from = slots + block_of(lane, i * VECTOR_WORDS);
+      if constexpr (VECTOR_WORDS == 1) {
+        words[i] = load_relaxed(from);
+      } else {
+        load_relaxed_16(reinterpret_cast<u32(&)[4]>(words[4 * i]),
+                        reinterpret_cast<const u32*>(from));
+      }
+    }
+#pragma unroll
+    for (int i = VECTORS * VECTOR_WORDS; i < BLOCKS_PER_LANE; ++i) {
+      const int block = block_of(lane, i);
+      words[i] = block < plan::NUM_BLOCKS ? load_relaxed(slots + block) : absent_word(tag);
+    }
   }
 
   __device__ __forceinline__ bool complete(u32 tag) const {
@@ -96,17 +126,22 @@ struct Gathered {
     return !__any_sync(0xffffffffu, missing);
   }
 
+  // The token a word names; in range for any bits in memory.
+  __device__ __forceinline__ static int token_of(ExchangeWord word, int block) {
+    return min(max(block * plan::ROWS + word_row(word), 0), plan::VOCAB - 1);
+  }
+
   // The row all agree on: the largest key, then the lowest block, then that block's lowest row.
   // Shards ascend with the block number, so this is the lowest token among equals.
   __device__ __forceinline__ int winner() const {
     const int lane = lane_index();
     ExchangeWord mine = words[0];
-    u32 block = static_cast<u32>(lane);
+    u32 block = static_cast<u32>(block_of(lane, 0));
 #pragma unroll
     for (int i = 1; i < BLOCKS_PER_LANE; ++i) {
       if (word_key(words[i]) > word_key(mine)) {
         mine = words[i];
-        block = static_cast<u32>(lane + 32 * i);
+        block = static_cast<u32>(block_of(lane, i));
       }
     }
     const int key = word_key(mine);
@@ -118,7 +153,7 @@ struct Gathered {
       const u32 keyed = static_cast<u32>(key) | (0xffffu - block);
       first = 0xffffu - (static_cast<u32>(warp_max(static_cast<int>(keyed))) & 0xffffu);
     }
-    const int row = __shfl_sync(0xffffffffu, word_row(mine), static_cast<int>(first & 31u));
+    const int row = __shfl_sync(0xffffffffu, word_row(mine), lane_of(static_cast<int>(first)));
     // In range for any bits in memory.
     return min(max(static_cast<int>(first) * plan::ROWS + row, 0), plan::VOCAB - 1);
   }
@@ -128,7 +163,7 @@ struct Gathered {
     int missing = plan::NUM_BLOCKS;
 #pragma unroll
     for (int i = BLOCKS_PER_LANE - 1; i >= 0; --i)
-      if (word_tag(words[i]) != tag) missing = lane_index() + 32 * i;
+      if (word_tag(words[i]) != tag) missing = block_of(lane_index(), i);
     const u32 distance = static_cast<u32>(plan::NUM_BLOCKS - missing);
     return plan::NUM_BLOCKS - static_cast<int>(warp_max_unsigned(distance));
   }

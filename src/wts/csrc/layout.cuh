@@ -16,23 +16,36 @@ struct Shared {
   alignas(16) float row_scale[plan::ROWS];
   // Base logits of the shard, staged ahead: a slot for each (step, group), a line for each request.
   alignas(16) Byte base[plan::BASE_SLOTS][plan::COLUMNS][plan::BASE_LINE_BYTES];
-  // Random words of the shard, drawn ahead in the same slots, for sampled walks.
-  alignas(16) unsigned int noise[plan::NOISE_SLOTS][plan::COLUMNS][plan::NOISE_ROWS];
+  // For sampled walks, by sweeping thread: noise drawn before the latents are known; and where
+  // scores are too close for their approximations, step logits on their way to exact scores.
+  alignas(16) float noise[plan::PARKED_NOISE][plan::PARKING_THREADS];
+  alignas(16) float logits[plan::PARKED_LOGITS][plan::PARKING_THREADS];
   // Temperature of each request; not above 0 where it is greedy.
-  alignas(16) float temperature[plan::GROUPS][plan::COLUMNS];
-  // Quantised latents as they lie in the table: fragment order, then the scale.
-  alignas(16) Byte latent[plan::GROUPS][plan::COLUMNS][plan::LATENT_LINE_BYTES];
-  // Best row of each sweeping warp: ordered key, and position in the shard.
-  alignas(16) int candidate_key[plan::GROUPS][plan::COLUMNS][plan::SWEEP_WARPS];
-  alignas(16) int candidate_row[plan::GROUPS][plan::COLUMNS][plan::SWEEP_WARPS];
-  // Events. Latents and candidates: one phase a step. Base: one phase a use of the slot.
+  alignas(16) float temperature[plan::SAMPLED ? plan::GROUPS : 1][plan::COLUMNS];
+  // What a step logit is multiplied with for its score: 1 / T, or 1 where the request is greedy.
+  alignas(16) float inverse_temperature[plan::SAMPLED ? plan::GROUPS : 1][plan::COLUMNS];
+  // Quantised latents: a line for each request, or as a warpgroup's instruction wants a group's.
+  alignas(128) Byte latent[plan::LATENT_SLOTS][plan::COLUMNS * plan::LATENT_LINE_BYTES];
+  alignas(16) float latent_scale[plan::LATENT_SLOTS][plan::COLUMNS];
+  // Last token of each request, where its latent is fetched later than it is known.
+  alignas(16) int token[plan::LATER_TOKENS];
+  // Best row of each sweeping warp, in a sampled plan the two best: ordered key, position in the
+  // shard, and step logit. A round's lie in the slot of its base logits: that slot is filled anew
+  // only when they have been read.
+  alignas(16) int candidate_key[plan::BASE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
+  alignas(16) int candidate_row[plan::BASE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
+  alignas(16) float candidate_logit[plan::BASE_SLOTS][plan::COLUMNS]
+                                   [plan::SAMPLED ? plan::CANDIDATES : 1];
+  // By service warp: words of a race too close for approximate scores.
+  alignas(16) unsigned int race[plan::SCORED ? plan::SERVICE_WARPS : 1][plan::RACE_WORDS];
+  // Events, one phase a use of the slot.
   alignas(8) Barrier weights_landed;
-  Barrier latents_ready[plan::GROUPS];
-  Barrier candidates_ready[plan::GROUPS];
+  Barrier latents_ready[plan::LATENT_SLOTS];
+  Barrier candidates_ready[plan::BASE_SLOTS];
   Barrier base_landed[plan::BASE_SLOTS];
   Barrier base_copied[plan::BASE_SLOTS][plan::COLUMNS];
-  // When to give up an exchange that is late already, by column.
-  unsigned long long deadline[plan::COLUMNS];
+  // When to give up an exchange that is late already, by service warp.
+  unsigned long long deadline[plan::SERVICE_WARPS];
   // The walk's first exchange, read once from the workspace.
   alignas(16) unsigned int sequence;
   // The walk's number in the noise counter.

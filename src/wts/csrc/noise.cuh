@@ -1,5 +1,6 @@
 // Gumbel noise of sampled rows: the Philox words of numerics.md, and logarithms that the emulator
-// repeats bit for bit (wts/noise.py), which is why no operation here is fused.
+// repeats bit for bit (wts/noise.py), which is why no operation of an exact score is fused. Few
+// scores need to be exact: approximations tell which.
 #pragma once
 #include "select.cuh"
 
@@ -70,61 +71,23 @@ __device__ __forceinline__ float sampled_score(float logit, float temperature, u
   return __fadd_rn(__fdiv_rn(logit, temperature), -log_exponential(word));
 }
 
-// The best scores of a lane's rows, exactly, without computing all of them. The noise of a row is
-// below -ln u, and log2 of a float is above its bits read as a number (a chord lies under the
-// curve), so a few operations bound each score from above. The largest bound is computed first;
-// rows whose bound is below a score that somebody has cannot win and never are.
-template <int ROWS>
-struct ScoreSearch {
-  float bound[ROWS];  // -inf: done, or not to be drawn
-  float logit[ROWS];
+// Nearly the noise that sampled_score subtracts: from two logarithms of the special function unit
+// (relative error 2^-22, absolute 2^-22 between 1/2 and 2). Near u = 0, where winners are, 1 - u would
+// lose u's low bits: there a series is used.
+__device__ __forceinline__ float approximate_noise(u32 word) {
+  constexpr float LN_2 = 0.69314718f;
+  const float u = fmaf(__uint2float_rn(word), 2.3283064365386963e-10f, 1.1641532182693481e-10f);
+  const float series = u * fmaf(u, fmaf(u, 0.33333333f, 0.5f), 1.0f);
+  const float exponential = u < 0.015625f ? series : fast_log2(__fadd_rn(1.0f, -u)) * -LN_2;
+  return fmaxf(fast_log2(exponential) * -LN_2, -3.402823466e+38f);
+}
 
-  __device__ __forceinline__ void add(int index, bool here, float x, u32 word, float temperature) {
-    const float u = (__uint2float_rn(word) + 0.5f) * 2.3283064365386963e-10f;
-    const float chord = __int2float_rn(__float_as_int(u) - 0x3f800000);  // 2^23 log2 u, or less
-    const float mean = __fdividef(x, temperature);
-    // The slack is far above all rounding errors: of the quotient, the bound and the score.
-    float most = fmaf(chord, -0.69314718f / 8388608.0f, mean) + fmaf(fabsf(mean), 1e-5f, 1e-3f);
-    if (!(most == most)) most = __int_as_float(0x7f800000);  // NaN, or an overflow: compute it
-    bound[index] = here && x != minus_infinity() ? most : minus_infinity();
-    logit[index] = x;
-  }
-
-  // Offers what can win; threshold is the best score seen by the lanes of the same request.
-  template <typename RowOf>
-  __device__ __forceinline__ void run(float temperature, float& threshold, Best& best,
-                                      const RowOf& row_of, const u32* words) {
-    for (;;) {
-      float most = bound[0], x = logit[0];
-      int index = 0;
-#pragma unroll
-      for (int i = 1; i < ROWS; ++i) {
-        if (bound[i] > most) {
-          most = bound[i];
-          x = logit[i];
-          index = i;
-        }
-      }
-      const bool wanted = most > minus_infinity() && !(most < threshold);
-      if (!__any_sync(0xffffffffu, wanted)) return;
-      const int row = row_of(index);
-      const float score = sampled_score(x, temperature, wanted ? words[row] : 0u);
-      if (wanted) {
-        best.offer(ordered_key(score), row);
-        if (score > threshold) threshold = score;
-      }
-#pragma unroll
-      for (int i = 0; i < ROWS; ++i)
-        if (wanted && i == index) bound[i] = minus_infinity();
-      if constexpr (plan::COLUMNS == 1) {
-        threshold = score_of_key(warp_max(ordered_key(threshold)));
-      } else {
-#pragma unroll
-        for (int distance = plan::COLUMNS; distance < 32; distance *= 2)
-          threshold = fmaxf(threshold, __shfl_xor_sync(0xffffffffu, threshold, distance));
-      }
-    }
-  }
-};
+// Scores are first judged by fused(x, 1 / T, approximate noise). That differs from the exact score by
+// at most 1.8e-5 for the noise (1.1e-5 relative in the exponential at u = 1/64, then its logarithm:
+// |noise| <= 23 unless the score is huge) and by a few roundings of x / T and of the sum; two scores
+// further apart than this are in the same order.
+__device__ __forceinline__ float score_slack(float score) {
+  return fmaf(fabsf(score), 6e-7f, 5e-5f);
+}
 
 }  // namespace wts

@@ -68,6 +68,89 @@ __device__ __forceinline__ void mma_s8_first(int (&d)[4], const u32* a, u32 b0, 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
 }
 
+// ---- matrix product of a warpgroup (9.7.15) ----------------------------------------------------
+
+// 9.7.15.5.1: an operand in shared memory without swizzle: core matrices of 8 rows of 16 bytes; the
+// distance in bytes between two that follow each other along k, and along rows or columns.
+__device__ __forceinline__ u64 operand_descriptor(u32 address, u32 along_k, u32 along_rows) {
+  return static_cast<u64>((address >> 4) & 0x3fffu) | static_cast<u64>(along_k >> 4) << 16 |
+         static_cast<u64>(along_rows >> 4) << 32;
+}
+
+// 9.7.15.7.1: registers written before are what the products after it read.
+__device__ __forceinline__ void warpgroup_fence() {
+  asm volatile("wgmma.fence.sync.aligned;" ::: "memory");
+}
+
+// 9.7.15.7.2: closes a group of products.
+__device__ __forceinline__ void warpgroup_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+// 9.7.15.7.3: waits until at most PENDING groups are unfinished.
+template <int PENDING>
+__device__ __forceinline__ void warpgroup_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
+}
+
+// 9.7.15.5: D = A(64x32 s8) * B(32xN s8) + D, or without D for the first; A in registers, 16 rows a
+// warp, or in shared memory; N = 8 for each block of four results a lane. Exact in int32.
+template <bool FIRST>
+__device__ __forceinline__ void wgmma_s8(int (&d)[2][4], const u32* a, u64 b) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %13, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 "
+      "{%0, %1, %2, %3, "
+      "%4, %5, %6, %7}, "
+      "{%8, %9, %10, %11}, %12, p;\n\t}"
+      : "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]),
+        "+r"(d[1][0]), "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(FIRST ? 0 : 1));
+}
+
+template <bool FIRST>
+__device__ __forceinline__ void wgmma_s8(int (&d)[2][4], u64 a, u64 b) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %10, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n16k32.s32.s8.s8 "
+      "{%0, %1, %2, %3, "
+      "%4, %5, %6, %7}, "
+      "%8, %9, p;\n\t}"
+      : "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]),
+        "+r"(d[1][0]), "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3])
+      : "l"(a), "l"(b), "n"(FIRST ? 0 : 1));
+}
+
+template <bool FIRST>
+__device__ __forceinline__ void wgmma_s8(int (&d)[4][4], const u32* a, u64 b) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %21, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15}, "
+      "{%16, %17, %18, %19}, %20, p;\n\t}"
+      : "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]),
+        "+r"(d[1][0]), "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3]),
+        "+r"(d[2][0]), "+r"(d[2][1]), "+r"(d[2][2]), "+r"(d[2][3]),
+        "+r"(d[3][0]), "+r"(d[3][1]), "+r"(d[3][2]), "+r"(d[3][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(FIRST ? 0 : 1));
+}
+
+template <bool FIRST>
+__device__ __forceinline__ void wgmma_s8(int (&d)[4][4], u64 a, u64 b) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %18, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 "
+      "{%0, %1, %2, %3, %4, %5, %6, %7, "
+      "%8, %9, %10, %11, %12, %13, %14, %15}, "
+      "%16, %17, p;\n\t}"
+      : "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]),
+        "+r"(d[1][0]), "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3]),
+        "+r"(d[2][0]), "+r"(d[2][1]), "+r"(d[2][2]), "+r"(d[2][3]),
+        "+r"(d[3][0]), "+r"(d[3][1]), "+r"(d[3][2]), "+r"(d[3][3])
+      : "l"(a), "l"(b), "n"(FIRST ? 0 : 1));
+}
+
 // ---- loads and stores --------------------------------------------------------------------------
 
 // 9.7.9.8: 16 bytes of read-only global memory, streamed past L1.
@@ -95,6 +178,12 @@ __device__ __forceinline__ void load_shared_16(u32 (&v)[4], u32 address) {
                : "r"(address));
 }
 
+__device__ __forceinline__ u32 load_shared_4(u32 address) {
+  u32 value;
+  asm volatile("ld.shared.u32 %0, [%1];" : "=r"(value) : "r"(address));
+  return value;
+}
+
 __device__ __forceinline__ void load_shared_8(u32 (&v)[2], u32 address) {
   asm volatile("ld.shared.v2.u32 {%0, %1}, [%2];" : "=r"(v[0]), "=r"(v[1]) : "r"(address));
 }
@@ -118,6 +207,13 @@ __device__ __forceinline__ u64 load_relaxed(const u64* pointer) {
   return value;
 }
 
+__device__ __forceinline__ void load_relaxed_16(u32 (&v)[4], const u32* pointer) {
+  asm volatile("ld.relaxed.gpu.global.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "l"(pointer)
+               : "memory");
+}
+
 __device__ __forceinline__ void store_relaxed(u32* pointer, u32 value) {
   asm volatile("st.relaxed.gpu.global.u32 [%0], %1;" ::"l"(pointer), "r"(value) : "memory");
 }
@@ -129,6 +225,11 @@ __device__ __forceinline__ void store_relaxed(u64* pointer, u64 value) {
 // 9.7.9.25.5.2: asks L2 for a row; bytes must be a multiple of 16, the pointer 16-byte aligned.
 __device__ __forceinline__ void prefetch_l2(const void* pointer, u32 bytes) {
   asm volatile("cp.async.bulk.prefetch.L2.global [%0], %1;" ::"l"(pointer), "r"(bytes) : "memory");
+}
+
+// 9.7.9.16: asks L2 for the line of an address.
+__device__ __forceinline__ void prefetch_l2(const void* pointer) {
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer) : "memory");
 }
 
 // ---- warp-wide ---------------------------------------------------------------------------------
@@ -155,6 +256,20 @@ __device__ __forceinline__ u32 round_bf16x2(float low, float high) {
   return packed;
 }
 
+// Two bf16 at once: -0 becomes +0, a NaN the positive one (9.7.4.1).
+__device__ __forceinline__ u32 plus_zero_bf16x2(u32 pair) {
+  u32 result;
+  asm("fma.rn.bf16x2 %0, %1, %2, %3;" : "=r"(result) : "r"(pair), "r"(0x3f803f80u), "r"(0u));
+  return result;
+}
+
+// Each half becomes all ones where its sign is set (9.7.9.7).
+__device__ __forceinline__ u32 signs_of_halves(u32 pair) {
+  u32 result;
+  asm("prmt.b32 %0, %1, 0, 0xbb99;" : "=r"(result) : "r"(pair));
+  return result;
+}
+
 __device__ __forceinline__ float half_to_float(u32 bits) {
   float value;
   asm("cvt.f32.f16 %0, %1;" : "=f"(value) : "h"(static_cast<u16>(bits)));
@@ -165,6 +280,29 @@ __device__ __forceinline__ u32 round_half(float value) {
   u16 bits;
   asm("cvt.rn.f16.f32 %0, %1;" : "=h"(bits) : "f"(value));
   return bits;
+}
+
+// 9.7.3.6: a * b + c rounded once; NaN comes out as 0x7fffffff.
+__device__ __forceinline__ float fused(float a, float b, float c) { return fmaf(a, b, c); }
+
+// 9.7.3.20: log2 of a normal number, or of 0, by the special function unit.
+__device__ __forceinline__ float fast_log2(float value) {
+  float result;
+  asm("lg2.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// 9.7.13.1: whether any of a warpgroup's 128 threads says so; barrier 0 is __syncthreads.
+__device__ __forceinline__ bool warpgroup_any(int warpgroup, bool value) {
+  u32 any;
+  asm volatile(
+      "{\n\t.reg .pred p, q;\n\tsetp.ne.u32 p, %1, 0;\n\t"
+      "barrier.cta.red.or.pred q, %2, 128, p;\n\t"
+      "selp.u32 %0, 1, 0, q;\n\t}"
+      : "=r"(any)
+      : "r"(static_cast<u32>(value)), "r"(warpgroup + 1)
+      : "memory");
+  return any != 0;
 }
 
 // ---- barriers in shared memory (9.7.13.15) -----------------------------------------------------

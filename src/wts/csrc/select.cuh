@@ -12,13 +12,14 @@ enum class Number { BF16, FP16, FP32 };
 constexpr Number BASE_TYPE = static_cast<Number>(plan::BASE_TYPE);
 constexpr Number STEP_TYPE = static_cast<Number>(plan::STEP_TYPE);
 constexpr int BASE_BYTES = BASE_TYPE == Number::FP32 ? 4 : 2;
+constexpr int STEP_BYTES = STEP_TYPE == Number::FP32 ? 4 : 2;
 
-// Two consecutive base logits; their address is a multiple of their size.
-__device__ __forceinline__ float2 load_base_pair(const Byte* pointer) {
+// Two consecutive base logits in shared memory, at a multiple of four bytes.
+__device__ __forceinline__ float2 load_base_pair(u32 address) {
   if constexpr (BASE_TYPE == Number::FP32) {
-    return {reinterpret_cast<const float*>(pointer)[0], reinterpret_cast<const float*>(pointer)[1]};
+    return {__uint_as_float(load_shared_4(address)), __uint_as_float(load_shared_4(address + 4))};
   } else {
-    const u32 pair = *reinterpret_cast<const u32*>(pointer);
+    const u32 pair = load_shared_4(address);
     if constexpr (BASE_TYPE == Number::FP16)
       return {half_to_float(pair & 0xffffu), half_to_float(pair >> 16)};
     return {__uint_as_float(pair << 16), __uint_as_float(pair & 0xffff0000u)};
@@ -44,20 +45,40 @@ __device__ __forceinline__ void round_pair(float& first, float& second) {
   }
 }
 
-// A rounded step logit, as the step's number type stores it.
-__device__ __forceinline__ void store_step_logit(Byte* logits, long long at, float x) {
+// A rounded step logit, as the step's number type stores it, and back.
+__device__ __forceinline__ u32 step_bits(float x) {
+  if constexpr (STEP_TYPE == Number::FP32) return __float_as_uint(x);
+  if constexpr (STEP_TYPE == Number::FP16) return round_half(x);
+  return __float_as_uint(x) >> 16;
+}
+
+__device__ __forceinline__ float step_value(u32 bits) {
+  if constexpr (STEP_TYPE == Number::FP32) return __uint_as_float(bits);
+  if constexpr (STEP_TYPE == Number::FP16) return half_to_float(bits);
+  return __uint_as_float(bits << 16);
+}
+
+__device__ __forceinline__ void store_step_logit(Byte* at, float x) {
   if constexpr (STEP_TYPE == Number::FP32) {
-    reinterpret_cast<float*>(logits)[at] = x;
-  } else if constexpr (STEP_TYPE == Number::FP16) {
-    reinterpret_cast<u16*>(logits)[at] = static_cast<u16>(round_half(x));
+    *reinterpret_cast<u32*>(at) = step_bits(x);
   } else {
-    reinterpret_cast<u16*>(logits)[at] = static_cast<u16>(__float_as_uint(x) >> 16);
+    *reinterpret_cast<u16*>(at) = static_cast<u16>(step_bits(x));
+  }
+}
+
+// Two of them, at a multiple of the size of both.
+__device__ __forceinline__ void store_step_logits(Byte* at, float x0, float x1) {
+  if constexpr (STEP_TYPE == Number::FP32) {
+    *reinterpret_cast<u64*>(at) = step_bits(x0) | static_cast<u64>(step_bits(x1)) << 32;
+  } else {
+    *reinterpret_cast<u32*>(at) = step_bits(x0) | step_bits(x1) << 16;
   }
 }
 
 // ---- order -------------------------------------------------------------------------------------
 
 constexpr int NEVER = static_cast<int>(0x80000000u);  // below the key of -inf
+constexpr int NOBODY = -1;                            // the row of a candidate that is none
 
 // Signed order of keys = order of scores; -0 equals +0; NaN is above +inf, whatever its sign.
 __device__ __forceinline__ int ordered_key(float score) {
@@ -65,6 +86,13 @@ __device__ __forceinline__ int ordered_key(float score) {
   if constexpr (plan::WIDE) {
     if (score != score) bits = 0x7fffffff;  // the hardware's NaN may carry a sign
   }
+  return bits ^ ((bits >> 31) & 0x7fffffff);
+}
+
+// The same for a number that arithmetic has just made: its NaN is positive, and a zero that was
+// added made its zero positive.
+__device__ __forceinline__ int score_order(float score) {
+  const int bits = __float_as_int(score);
   return bits ^ ((bits >> 31) & 0x7fffffff);
 }
 
@@ -90,10 +118,17 @@ __device__ __forceinline__ int compact_row(u32 candidate) {
   return LAST_ROW - static_cast<int>((candidate >> TAG_BITS) & LAST_ROW);
 }
 
+// The same for two bf16 scores at once: keys of 16 bits that compare as signed numbers.
+__device__ __forceinline__ u32 ordered_keys_bf16x2(u32 pair) {
+  const u32 positive = plus_zero_bf16x2(pair);
+  return positive ^ (signs_of_halves(positive) & 0x7fff7fffu);
+}
+
 // The best of a lane so far: the largest key, then the lowest row.
 struct Best {
   int key = NEVER;
   int row = 0;
+  float logit = 0.0f;  // where words are scored
 
   __device__ __forceinline__ void offer(int candidate_key, int candidate_row) {
     if constexpr (plan::WIDE) {
@@ -105,6 +140,16 @@ struct Best {
       const int inverted = (LAST_ROW - candidate_row) << TAG_BITS;
       key = max(key, compact_candidate(candidate_key, inverted));
     }
+  }
+
+  // Two scores in bf16 of consecutive rows, where candidates are compact.
+  __device__ __forceinline__ void offer_pair(u32 scores, int first_row, bool present) {
+    const u32 keys = ordered_keys_bf16x2(scores);
+    const u32 inverted = static_cast<u32>(LAST_ROW - first_row) << TAG_BITS;
+    const int first = static_cast<int>((keys << 16) + inverted);
+    const int second =
+        static_cast<int>((keys & 0xffff0000u) + (inverted - (1u << TAG_BITS)));
+    key = max(key, present ? max(first, second) : NEVER);
   }
 };
 

@@ -1,5 +1,5 @@
-// The service warps: warp b serves the requests of column b in every group. It stages base logits,
-// publishes the block's best row, waits for the others', and fetches the next latent.
+// The service warps: each serves the same columns of every group. It stages base logits, publishes
+// the block's best row, waits for the others', and fetches the next latent.
 #pragma once
 #include "sweep.cuh"
 
@@ -21,39 +21,31 @@ __device__ __noinline__ void report_timeout(Status* status, int* abandoned, int 
   __syncwarp();
 }
 
-// Random words are drawn by the service warps that have no column, or else by the column's own.
-constexpr int NOISE_WARPS = plan::SAMPLED ? plan::SERVICE_WARPS - plan::COLUMNS : 0;
-constexpr int NOISE_WARPS_PER_COLUMN = NOISE_WARPS > 0 ? NOISE_WARPS / plan::COLUMNS : 1;
+constexpr int SERVED = (plan::COLUMNS + plan::SERVICE_WARPS - 1) / plan::SERVICE_WARPS;
+constexpr int SERVING_WARPS = plan::COLUMNS / SERVED;  // the others have nothing to do
+static_assert(SERVED * SERVING_WARPS == plan::COLUMNS, "columns are shared out evenly");
+// Columns whose words a service warp holds at once.
+constexpr int TOGETHER = plan::SERVED_TOGETHER;
 
-// Draws one warp's part of the shard's random words for one row and step of the batch. The counter
-// names the token, the row, the step and the walk, so that no other part of the batch matters. Not
-// inlined: its registers are not the exchange's. Three at a time hide the latency of the rounds.
-__device__ __noinline__ void draw_noise(u32* words, int part, u32 row, u32 step, u32 offset,
-                                        u64 key) {
-  constexpr int QUADS = plan::ROWS / 4, STRIDE = 32 * NOISE_WARPS_PER_COLUMN;
-#pragma unroll 3
-  for (int quad = 32 * part + lane_index(); quad < QUADS; quad += STRIDE) {
-    const Words4 drawn = philox(blockIdx.x * QUADS + quad, row, step, offset,
-                                static_cast<u32>(key), static_cast<u32>(key >> 32));
-    store_shared_16(shared_address(words + 4 * quad), drawn.word);
-  }
-}
+// Stands for a word that cannot have won: its step logit would be a NaN no arithmetic makes.
+constexpr u32 NO_CONTENDER = 0xffffffffu;
 
-__device__ __forceinline__ void draw_column(const WalkArgs& args, Shared& shared, int column,
-                                            int part, int slot, int step, int group) {
-  if (shared.temperature[group][column] > 0.0f)
-    draw_noise(shared.noise[slot][column], part, static_cast<u32>(group * plan::COLUMNS + column),
-               static_cast<u32>(step), shared.noise_offset, args.noise_key);
-}
+// Tokens kept for their latents to be fetched later; one where they are fetched at once.
+constexpr int LATER = plan::LATER_TOKENS;
 
 struct ServiceWarp {
   const WalkArgs& args;
   Shared& shared;
 
   // Few registers: what is cheap to work out again is not kept.
-  __device__ __forceinline__ int column() const { return warp_index() - plan::SWEEP_WARPS; }
-  __device__ __forceinline__ int request(int group) const {
-    return group * plan::COLUMNS + column();
+  __device__ __forceinline__ int service() const { return warp_index() - plan::SWEEP_WARPS; }
+  __device__ __forceinline__ int column(int served) const { return service() * SERVED + served; }
+  __device__ __forceinline__ int request(int group, int column) const {
+    return group * plan::COLUMNS + column;
+  }
+  // The exchange of a step: one after the other since the workspace was cleared.
+  __device__ __forceinline__ u32 sequence_of(int step) const {
+    return *reinterpret_cast<volatile u32*>(&shared.sequence) + static_cast<u32>(step);
   }
   // Rows of the shard inside the vocabulary.
   __device__ __forceinline__ int rows_here() const {
@@ -63,8 +55,8 @@ struct ServiceWarp {
   // Where the vocabulary ends inside the shard, its padding rows must lose before any copy lands.
   __device__ __forceinline__ void fill_padding() const {
     if (rows_here() == plan::ROWS) return;
-    for (int slot = 0; slot < plan::BASE_SLOTS; ++slot) {
-      Byte* line = shared.base[slot][column()];
+    for (int use = 0; use < plan::BASE_SLOTS * SERVED; ++use) {
+      Byte* line = shared.base[use / SERVED][column(use % SERVED)];
       for (int at = lane_index() * BASE_BYTES; at < plan::BASE_LINE_BYTES; at += 32 * BASE_BYTES)
         store_base(line + at, NEGATIVE_INFINITY_BITS);
     }
@@ -80,61 +72,83 @@ struct ServiceWarp {
     }
   }
 
-  // Asks for the shard's base logits of (step, request). Whole 16-byte pieces inside the vocabulary
-  // come by one bulk copy; where the vocabulary ends inside the shard, the lanes carry the rest in
-  // a register until finish_base, padded with -inf so that no padding row wins.
-  __device__ __forceinline__ u32 begin_base(int slot, int step, int group) const {
-    const int lane = lane_index();
-    const int column = this->column();
-    const int rows_here = this->rows_here();
-    const int request = this->request(group);
-    if (request >= args.num_requests) {
-      if (lane == 0) barrier_arrive(&shared.base_copied[slot][column]);
-      return 0;
-    }
+  // The shard's first base logit.
+  __device__ __forceinline__ const Byte* base_source(int request, int step) const {
     const long long first = request * args.base_request_stride + step * args.base_step_stride +
                             static_cast<long long>(blockIdx.x) * plan::ROWS;
-    const u32 misaligned = base_misalignment(args, request, step);
-    const Byte* source = args.base + first * BASE_BYTES - misaligned;
-    Byte* line = shared.base[slot][column];
-    const u32 wanted = misaligned + rows_here * BASE_BYTES;
-    const bool whole = rows_here == plan::ROWS;
-    const u32 bytes = whole ? (wanted + 15u) & ~15u : wanted & ~15u;
-    if (lane == 0) {  // sweeping warps wait for the copy, or for its shift
-      Barrier* copied = (misaligned & 3u) == 0 ? &shared.base_landed[slot]
-                                               : &shared.base_copied[slot][column];
-      if (bytes > 0) {
-        barrier_expect(copied, bytes);
-        bulk_copy(line, source, bytes, copied);
-      }
-      barrier_arrive(&shared.base_copied[slot][column]);
-    }
-    if (whole) return 0;
-    const u32 offset = bytes + lane * BASE_BYTES;
-    if (offset >= wanted) return NEGATIVE_INFINITY_BITS;
-    return BASE_BYTES == 4 ? load_global_4(source + offset) : load_global_2(source + offset);
+    return args.base + first * BASE_BYTES;
   }
 
-  // Completes what begin_base left, and counts this column as staged.
-  __device__ __forceinline__ void finish_base(int slot, int step, int group, u32 carried,
-                                              u32 parity) const {
-    const int column = this->column();
-    if constexpr (plan::SAMPLED && NOISE_WARPS == 0)
-      draw_column(args, shared, column, 0, slot, step, group);
-    if (request(group) < args.num_requests) {
-      Byte* line = shared.base[slot][column];
-      const u32 misaligned = base_misalignment(args, request(group), step);
-      if (rows_here() != plan::ROWS) {
-        const u32 bytes = (misaligned + rows_here() * BASE_BYTES) & ~15u;
-        const u32 offset = bytes + lane_index() * BASE_BYTES;
-        if (offset + BASE_BYTES <= plan::BASE_LINE_BYTES) store_base(line + offset, carried);
-        fence_async_proxy();  // a later bulk copy may cover these bytes
+  // Asks for the shard's base logits of one column. Whole 16-byte pieces inside the vocabulary come by
+  // one bulk copy; where the vocabulary ends inside the shard, lanes fetch the rest, padded with
+  // -inf so that no padding row wins. Unless the line must be shifted, the column counts as staged
+  // when the copy has landed.
+  __device__ __forceinline__ void begin_base(int column, int round) const {
+    const int lane = lane_index(), slot = round_slot(round), step = round_step(round);
+    const int request = this->request(round_group(round), column);
+    if (request >= args.num_requests) {
+      if (lane == 0) {
+        barrier_arrive(&shared.base_copied[slot][column]);
+        barrier_arrive(&shared.base_landed[slot]);
       }
-      if ((misaligned & 3u) != 0) {
-        barrier_wait(&shared.base_copied[slot][column], parity);
-        shift_line(line);
-      }
+      return;
     }
+    const u32 misaligned = base_misalignment(args, request, step);
+    const Byte* source = base_source(request, step) - misaligned;
+    Byte* line = shared.base[slot][column];
+    const u32 wanted = misaligned + rows_here() * BASE_BYTES;
+    const bool whole = rows_here() == plan::ROWS, shifted = (misaligned & 3u) != 0;
+    const u32 bytes = whole ? (wanted + 15u) & ~15u : wanted & ~15u;
+    Barrier* copied = shifted ? &shared.base_copied[slot][column] : &shared.base_landed[slot];
+    if (lane == 0 && bytes > 0) {
+      barrier_expect(copied, bytes);
+      bulk_copy(line, source, bytes, copied);
+    }
+    if (!whole && !tidy()) {
+      const u32 offset = bytes + lane * BASE_BYTES;
+      u32 bits = NEGATIVE_INFINITY_BITS;
+      if (offset < wanted)
+        bits = BASE_BYTES == 4 ? load_global_4(source + offset) : load_global_2(source + offset);
+      if (offset + BASE_BYTES <= plan::BASE_LINE_BYTES) store_base(line + offset, bits);
+      prefetch_rest(column, round + 1);
+      fence_async_proxy();  // a later bulk copy may cover these bytes
+      __syncwarp();
+    }
+    if (lane == 0) {
+      barrier_arrive(&shared.base_copied[slot][column]);
+      if (!shifted) barrier_arrive(&shared.base_landed[slot]);
+    }
+  }
+
+  // Whether all lines of the walk begin and end at whole 16-byte pieces, so that bulk copies bring all
+  // and the padding behind stays as it was filled.
+  __device__ __forceinline__ bool tidy() const {
+    const u64 bits = reinterpret_cast<u64>(args.base) |
+                     static_cast<u64>(args.base_request_stride * BASE_BYTES) |
+                     static_cast<u64>(args.base_step_stride * BASE_BYTES) |
+                     static_cast<u64>(rows_here() * BASE_BYTES);
+    return (bits & 15u) == 0;
+  }
+
+  // Asks L2 for what begin_base will fetch by loads, and wait for.
+  __device__ __forceinline__ void prefetch_rest(int column, int round) const {
+    const int request = this->request(round_group(round), column);
+    if (round_step(round) >= args.num_steps || request >= args.num_requests) return;
+    const u32 misaligned = base_misalignment(args, request, round_step(round));
+    const u32 wanted = misaligned + rows_here() * BASE_BYTES;
+    const u32 offset = (wanted & ~15u) + lane_index() * BASE_BYTES;
+    if (offset < wanted)
+      prefetch_l2(base_source(request, round_step(round)) - misaligned + offset);
+  }
+
+  // Shifts a line that begin_base has asked for, and counts its column as staged.
+  __device__ __forceinline__ void finish_base(int column, int round) const {
+    const int slot = round_slot(round);
+    const int request = this->request(round_group(round), column);
+    if (request >= args.num_requests) return;
+    if ((base_misalignment(args, request, round_step(round)) & 3u) == 0) return;
+    barrier_wait(&shared.base_copied[slot][column], round_slot_parity(round));
+    shift_line(shared.base[slot][column]);
     __syncwarp();
     if (lane_index() == 0) barrier_arrive(&shared.base_landed[slot]);
   }
@@ -163,59 +177,226 @@ struct ServiceWarp {
     return args.table + static_cast<long long>(token) * plan::TABLE_ROW_BYTES;
   }
 
-  // Copies a table row to where the sweeping warps read it, and says so.
-  __device__ __forceinline__ void send_latent(int group, int token) const {
-    constexpr int PIECES = (plan::TABLE_ROW_BYTES + 511) / 512;
-    const Byte* source = table_row(token);
-    const u32 line = shared_address(shared.latent[group][column()]);
-    u32 piece[PIECES][4];
+  // Where a 16-byte piece of a latent goes: piece 2 s + h of a plane is half h of slab s.
+  __device__ __forceinline__ u32 latent_place(int slot, int column, int piece) const {
+    const u32 latents = shared_address(shared.latent[slot]);
+    if constexpr (!plan::WARPGROUPS)
+      return latents + column * plan::LATENT_LINE_BYTES + piece * 16;
+    // Core matrices [slab][k half][block][operand column][16 bytes]; columns are two a request.
+    const int slab = piece >> 2, plane = (piece >> 1) & 1, half = piece & 1;
+    return latents + ((slab * 2 + half) * plan::COLUMN_BLOCKS + column / 4) * 128 +
+           (2 * (column % 4) + plane) * 16;
+  }
+
+  // Copies table rows to where the sweeping warps read them in a round.
+  template <int COUNT>
+  __device__ __forceinline__ void send_latents(int round, int first_served,
+                                               const int (&token)[COUNT]) const {
+    constexpr int PIECES = (2 * plan::RANK + 511) / 512;
+    u32 piece[COUNT][PIECES][4];
+    u32 scale[COUNT];
+    const int lane = lane_index(), slot = latent_slot(round);
 #pragma unroll
-    for (int i = 0; i < PIECES; ++i) {
-      const int at = (i * 32 + lane_index()) * 16;
-      if (at < plan::TABLE_ROW_BYTES) load_global_16(piece[i], source + at);
+    for (int i = 0; i < COUNT; ++i) {
+      const Byte* source = table_row(token[i]);
+#pragma unroll
+      for (int j = 0; j < PIECES; ++j)
+        if ((j * 32 + lane) * 16 < 2 * plan::RANK)
+          load_global_16(piece[i][j], source + (j * 32 + lane) * 16);
+      scale[i] = load_global_4(source + 2 * plan::RANK);
     }
 #pragma unroll
-    for (int i = 0; i < PIECES; ++i) {
-      const int at = (i * 32 + lane_index()) * 16;
-      if (at < plan::TABLE_ROW_BYTES) store_shared_16(line + at, piece[i]);
+    for (int i = 0; i < COUNT; ++i) {
+      const int column = this->column(first_served + i);
+#pragma unroll
+      for (int j = 0; j < PIECES; ++j)
+        if ((j * 32 + lane) * 16 < 2 * plan::RANK)
+          store_shared_16(latent_place(slot, column, j * 32 + lane), piece[i][j]);
+      if (lane == 0) shared.latent_scale[slot][column] = __uint_as_float(scale[i]);
     }
+    if constexpr (plan::WARPGROUPS) fence_async_proxy();  // the tensor cores read these bytes
+  }
+
+  // Says that this warp's latents of a round are there.
+  __device__ __forceinline__ void latents_sent(int round) const {
     __syncwarp();
-    if (lane_index() == 0) barrier_arrive(&shared.latents_ready[group]);
+    if (lane_index() == 0) barrier_arrive(&shared.latents_ready[latent_slot(round)]);
+  }
+
+  // Where latents are fetched later than their tokens are known: those of a round.
+  __device__ __forceinline__ void fetch_latents(int round) const {
+    if (round_step(round) >= args.num_steps) return;
+    __syncwarp();
+#pragma unroll 1
+    for (int served = 0; served < SERVED; served += TOGETHER) {
+      int token[TOGETHER];
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i)
+        token[i] = shared.token[request(round_group(round), column(served + i)) % LATER];
+      send_latents<TOGETHER>(round, served, token);
+    }
+    latents_sent(round);
   }
 
   // The anchor is the caller's: outside the table it is clamped, and counted once per request.
-  __device__ __forceinline__ void send_anchor(int group) const {
-    const int lane = lane_index();
-    const int request = this->request(group);
-    long long anchor = request < args.num_requests ? args.anchor[request * args.anchor_stride] : 0;
-    const long long clamped = min(max(anchor, 0ll), static_cast<long long>(plan::TABLE_ROWS - 1));
-    if (anchor != clamped && blockIdx.x == 0 && lane == 0)
-      atomicAdd(&args.status->clamped_anchors, 1u);
-    send_latent(group, static_cast<int>(clamped));
+  __device__ __forceinline__ void send_anchors(int group) const {
+#pragma unroll 1
+    for (int served = 0; served < SERVED; ++served) {
+      const int request = this->request(group, column(served));
+      long long anchor =
+          request < args.num_requests ? args.anchor[request * args.anchor_stride] : 0;
+      const long long clamped =
+          min(max(anchor, 0ll), static_cast<long long>(plan::TABLE_ROWS - 1));
+      if (anchor != clamped && blockIdx.x == 0 && lane_index() == 0)
+        atomicAdd(&args.status->clamped_anchors, 1u);
+      const int token[1] = {static_cast<int>(clamped)};
+      if (LATER > 1 && lane_index() == 0)
+        shared.token[request % LATER] = token[0];
+      if (group < plan::LATENT_SLOTS) send_latents<1>(group, served, token);
+    }
+    if (group < plan::LATENT_SLOTS) latents_sent(group);
   }
 
-  // The block's best row of this step, published as soon as the sweeping warps have offered theirs.
-  // Its table row is asked into L2 at once: the winner is one of these.
-  __device__ __forceinline__ void publish(int group, int step, u32 sequence) const {
-    const int lane = lane_index(), column = this->column();
-    const u32 tag = exchange_tag(sequence);
-    ExchangeWord* slots = exchange_slots(args.slots, sequence, request(group));
-    ExchangeWord* slot = slots + blockIdx.x;
-    barrier_wait(&shared.candidates_ready[group], step & 1);
-    mark(args, step, GATHERED);
-    Best best;
-    if (lane < plan::SWEEP_WARPS) {
-      best.key = shared.candidate_key[group][column][lane];
-      if constexpr (plan::WIDE) best.row = shared.candidate_row[group][column][lane];
+  // Ordered key of the exact score of a token of the vocabulary.
+  __device__ __forceinline__ int exact_key(int group, int column, int step, u32 token,
+                                           float logit) const {
+    const float temperature = shared.temperature[group][column];
+    if (!(temperature > 0.0f) || logit == minus_infinity()) return ordered_key(logit);
+    const Words4 drawn =
+        philox(token >> 2, static_cast<u32>(request(group, column)), static_cast<u32>(step),
+               shared.noise_offset, static_cast<u32>(args.noise_key),
+               static_cast<u32>(args.noise_key >> 32));
+    const u32 low = token & 1 ? drawn.word[1] : drawn.word[0];
+    const u32 high = token & 1 ? drawn.word[3] : drawn.word[2];
+    return ordered_key(sampled_score(logit, temperature, token & 2 ? high : low));
+  }
+
+  // Below this no approximate score can stand for the best one, whose key is `top`.
+  __device__ __forceinline__ float least_score(int group, int column, int top) const {
+    const float score = score_of_key(top);
+    const bool open = shared.temperature[group][column] > 0.0f && score > minus_infinity();
+    return open ? score - score_slack(score) : -minus_infinity();
+  }
+
+  // The best of the candidates that the sweeping warps have offered for one column, in the lanes
+  // that may publish it: all, or in a sampled plan the one for which the result is true.
+  __device__ __forceinline__ bool block_best(int round, int column, Best& best) const {
+    const int lane = lane_index(), slot = round_slot(round);
+    const int group = round_group(round), step = round_step(round);
+    if (lane < plan::CANDIDATES) {
+      best.key = shared.candidate_key[slot][column][lane];
+      if constexpr (plan::WIDE) best.row = shared.candidate_row[slot][column][lane];
+      if constexpr (plan::SAMPLED) best.logit = shared.candidate_logit[slot][column][lane];
     }
-    best = warp_best(best);
-    const ExchangeWord word = pack_word(best, tag);
-    if (lane == 0) store_relaxed(slot, word);
-    mark(args, step, PUBLISHED);
-    if (lane == 0 && step + 1 < args.num_steps) {
-      const int token = static_cast<int>(blockIdx.x) * plan::ROWS + word_row(word);
+    if constexpr (!plan::SAMPLED) {
+      best = warp_best(best);
+      return lane == 0;
+    }
+    // Words of exact scores are made here; of approximate ones, only a close race needs them.
+    int key = best.key, top = warp_max(key);
+    const float least = least_score(group, column, top);
+    const bool close = key != NEVER && (!(score_of_key(key) < least) || key == top);
+    const u32 lowest = warp_max_unsigned(key == top ? ~static_cast<u32>(best.row) : 0u);
+    bool chosen = key == top && ~static_cast<u32>(best.row) == lowest;
+    if (!plan::SCORED || __popc(__ballot_sync(0xffffffffu, close)) > 1) {
+      key = close || !plan::SCORED ? key : NEVER;
+      if (key != NEVER)
+        key = exact_key(group, column, step, blockIdx.x * plan::ROWS + static_cast<u32>(best.row),
+                        best.logit);
+      if constexpr (!plan::SCORED) best.key = key;
+      top = warp_max(key);
+      const u32 first = warp_max_unsigned(key == top ? ~static_cast<u32>(best.row) : 0u);
+      chosen = key == top && ~static_cast<u32>(best.row) == first;
+    }
+    return chosen;
+  }
+
+  __device__ __forceinline__ static bool contends(ExchangeWord word, float least) {
+    return word_key(word) != NEVER && !(score_of_key(word_key(word)) < least);
+  }
+
+  // The best of the words that may have won, by exact scores. Through shared memory and rolled up,
+  // because it is rare and registers are few.
+  __device__ __forceinline__ int closest(const Gathered& gathered, float least, int group,
+                                         int column, int step) const {
+    u32* race = shared.race[plan::SCORED ? service() : 0];
+#pragma unroll
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i)
+      race[block_of(lane_index(), i)] =
+          contends(gathered.words[i], least) ? static_cast<u32>(gathered.words[i]) : NO_CONTENDER;
+    __syncwarp();
+    int best = NEVER, token = 0;
+#pragma unroll 1
+    for (int block = 0; block < plan::NUM_BLOCKS; ++block) {
+      const u32 low = race[block];
+      if (low == NO_CONTENDER) continue;
+      const int other = Gathered::token_of(low, block);
+      const int key =
+          exact_key(group, column, step, static_cast<u32>(other), step_value(low >> 16));
+      if (key > best) {  // the lowest block of equals stays
+        best = key;
+        token = other;
+      }
+    }
+    __syncwarp();
+    return token;
+  }
+
+  // The token that a column's words agree on. Where approximate scores are too close, every block
+  // computes the exact ones of the few rows that may have won, from the step logits in their words.
+  __device__ __forceinline__ int settle(const Gathered& gathered, int group, int column,
+                                        int step) const {
+    const int winner = gathered.winner();
+    if constexpr (plan::SCORED) {
+      int mine = 0, top = NEVER;
+#pragma unroll
+      for (int i = 0; i < BLOCKS_PER_LANE; ++i) top = max(top, word_key(gathered.words[i]));
+      const float least = least_score(group, column, warp_max(top));
+#pragma unroll
+      for (int i = 0; i < BLOCKS_PER_LANE; ++i) mine += contends(gathered.words[i], least);
+      const u32 lanes = __ballot_sync(0xffffffffu, mine > 0);
+      if (__any_sync(0xffffffffu, mine > 1) || __popc(lanes) > 1)
+        return closest(gathered, least, group, column, step);
+    }
+    return winner;
+  }
+
+  // The block's best rows of this step, published as soon as the sweeping warps have offered theirs.
+  // Their table rows are asked into L2 at once: each winner is one of these.
+  __device__ __forceinline__ void publish(int round) const {
+    const int lane = lane_index(), group = round_group(round), step = round_step(round);
+    const u32 sequence = sequence_of(step), tag = exchange_tag(sequence);
+    ExchangeWord* slot =
+        exchange_slots(args.slots, sequence, request(group, column(0))) + blockIdx.x;
+    barrier_wait(&shared.candidates_ready[round_slot(round)], round_slot_parity(round));
+    mark(args, round, GATHERED);
+    constexpr int AT_ONCE = plan::SAMPLED ? 1 : SERVED;  // exact scores need many registers
+    int row = -1;
+#pragma unroll AT_ONCE
+    for (int served = 0; served < SERVED; ++served) {
+      Best best;
+      const bool mine = block_best(round, column(served), best);
+      if constexpr (plan::SAMPLED && SERVED > 1) {  // and few are kept meanwhile
+        if (!mine) continue;
+        store_relaxed(exchange_slots(args.slots, sequence_of(step), request(group, column(served))) +
+                          blockIdx.x,
+                      pack_word(best, exchange_tag(sequence_of(step))));
+        prefetch_row(round, best.row);
+      } else {
+        const ExchangeWord word = pack_word(best, tag);
+        if (mine) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, word);
+        if (plan::SAMPLED ? mine : lane == served) row = word_row(word);
+      }
+    }
+    mark(args, round, PUBLISHED);
+    if (row >= 0) prefetch_row(round, row);
+  }
+
+  // Asks L2 for the table row of a row of this shard that may have won.
+  __device__ __forceinline__ void prefetch_row(int round, int row) const {
+    const int token = static_cast<int>(blockIdx.x) * plan::ROWS + row;
+    if (round_step(round) + 1 < args.num_steps)
       prefetch_l2(table_row(target_of(min(token, plan::VOCAB - 1))), plan::TABLE_ROW_BYTES);
-    }
   }
 
   __device__ __forceinline__ bool abandoned() const {
@@ -224,109 +405,115 @@ struct ServiceWarp {
 
   // Whether the exchange that began 256 polls or more ago has lasted too long.
   __device__ __forceinline__ bool out_of_time(u32 poll) const {
-    volatile u64& deadline = shared.deadline[column()];
+    volatile u64& deadline = shared.deadline[service()];
     if (poll == 256 && lane_index() == 0) deadline = global_timer() + 1000ull * args.timeout_us;
     __syncwarp();
     return __any_sync(0xffffffffu, global_timer() > deadline);
   }
 
-  // Waits for all blocks' words, settles the token and, unless the walk ends, sends its latent.
-  // (Fetching the latent of the best word so far while others are missing was slower: measured.md.)
-  __device__ __forceinline__ void conclude(int group, int step, u32 sequence) const {
-    const int request = this->request(group);
-    const u32 tag = exchange_tag(sequence);
-    const ExchangeWord* slots = exchange_slots(args.slots, sequence, request);
+  // Waits for all blocks' words of some columns, settles the tokens and, unless the walk ends, sends
+  // their latents. (Fetching the latent of the best word so far while others are missing was slower:
+  // measured.md.)
+  __device__ __forceinline__ void conclude_some(int round, int first_served) const {
+    const int group = round_group(round), step = round_step(round);
+    const u32 tag = exchange_tag(sequence_of(step));
+    const ExchangeWord* slots =
+        exchange_slots(args.slots, sequence_of(step), request(group, column(first_served)));
+    Gathered gathered[TOGETHER];
+    for (u32 poll = 1;; ++poll) {
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i)
+        gathered[i].request(slots + i * plan::SLOT_LINE_WORDS, tag);
+      bool complete = true;
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i) complete &= gathered[i].complete(tag);
+      if (complete) break;
+      // These are asked rarely, not on the path of a good walk, and by a vote, so that the lanes
+      // leave together whenever another warp gives up.
+      if ((poll & 15u) == 0 && __any_sync(0xffffffffu, abandoned())) break;
+      if ((poll & 255u) == 0 && out_of_time(poll)) {
+        int missing = plan::NUM_BLOCKS;
+#pragma unroll
+        for (int i = 0; i < TOGETHER; ++i) missing = min(missing, gathered[i].first_missing(tag));
+        report_timeout(args.status, &shared.abandoned, missing, step);
+      }
+    }
+    int target[TOGETHER];
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i)
+      target[i] = target_of(settle(gathered[i], group, column(first_served + i), step));
+    mark(args, round, DECODED);
+    if constexpr (LATER > 1) {
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i)
+        if (lane_index() == 0)
+          shared.token[request(group, column(first_served + i)) % LATER] = target[i];
+    } else if (step + 1 < args.num_steps) {
+      send_latents<TOGETHER>(round + plan::GROUPS, first_served, target);
+    }
+    if (blockIdx.x == 0 && lane_index() == 0) {
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i) {
+        const int request = this->request(group, column(first_served + i));
+        if (request < args.num_requests)
+          args.tokens[static_cast<long long>(request) * args.num_steps + step] = target[i];
+      }
+    }
+  }
+
+  __device__ __forceinline__ void conclude(int round) const {
     // A poll that comes too early costs a whole round trip more than one a little late.
     const u32 published = clock_low();
     while (clock_low() - published < plan::FIRST_POLL_CYCLES) {
     }
-    Gathered gathered;
-    for (u32 poll = 1;; ++poll) {
-      gathered.request(slots, tag);
-      if (gathered.complete(tag)) break;
-      // These are asked rarely, not on the path of a good walk, and by a vote, so that the lanes
-      // leave together whenever another warp gives up.
-      if ((poll & 15u) == 0 && __any_sync(0xffffffffu, abandoned())) break;
-      if ((poll & 255u) == 0 && out_of_time(poll))
-        report_timeout(args.status, &shared.abandoned, gathered.first_missing(tag), step);
+#pragma unroll 1
+    for (int first = 0; first < SERVED; first += TOGETHER)
+      conclude_some(round, first);
+    if (LATER == 1 && round_step(round) + 1 < args.num_steps) {
+      latents_sent(round + plan::GROUPS);
+      mark(args, round, LATENT_SENT);
     }
-    const int target = target_of(gathered.winner());
-    mark(args, step, DECODED);
-    if (step + 1 < args.num_steps) {
-      send_latent(group, target);
-      mark(args, step, LATENT_SENT);
-    }
-    if (blockIdx.x == 0 && lane_index() == 0 && request < args.num_requests)
-      args.tokens[static_cast<long long>(request) * args.num_steps + step] = target;
   }
 };
 
 __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& shared) {
   const ServiceWarp self{args, shared};
   const int rounds = args.num_steps * plan::GROUPS;
-  const auto sequence_of = [&](int step) {
-    return *reinterpret_cast<volatile u32*>(&shared.sequence) + static_cast<u32>(step);
-  };
-
-  // Base logits are asked for BASE_SLOTS - 1 rounds ahead and completed one round later.
-  u32 carried = 0;
+  // Base logits are asked for AHEAD rounds ahead and, if need be, shifted one round later. One group
+  // has time for it while it is swept; several have it while blocks wait for each other.
+  constexpr bool FIRST = plan::GROUPS == 1;
+  constexpr int AHEAD = FIRST ? plan::BASE_SLOTS - 1 : plan::BASE_SLOTS;
   const auto stage = [&](int round) {
     const int begun = round - 1;
-    if (begun >= 0 && begun < rounds)
-      self.finish_base(round_slot(begun), round_step(begun), round_group(begun), carried,
-                       round_slot_parity(begun));
-    if (round < rounds)
-      carried = self.begin_base(round_slot(round), round_step(round), round_group(round));
+#pragma unroll 1
+    for (int served = 0; served < SERVED; ++served) {
+      const int column = self.column(served);
+      if (begun >= 0 && begun < rounds) self.finish_base(column, begun);
+      if (round < rounds) self.begin_base(column, round);
+    }
   };
   self.fill_padding();
 #pragma unroll 1
-  for (int round = 0; round < plan::BASE_SLOTS - 1; ++round) stage(round);
+  for (int round = 0; round < AHEAD; ++round) stage(round);
 #pragma unroll 1
-  for (int group = 0; group < plan::GROUPS; ++group) self.send_anchor(group);
+  for (int group = 0; group < plan::GROUPS; ++group) self.send_anchors(group);
 
 #pragma unroll 1
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
     if (plan::EXCHANGE_LAG == 0 || round < rounds) {
-      stage(round + plan::BASE_SLOTS - 1);
-      const int step = round_step(round), group = round_group(round);
-      self.publish(group, step, sequence_of(step));
+      if (FIRST) stage(round + AHEAD);
+      self.publish(round);
+      if (!FIRST) stage(round + AHEAD);
     }
-    if (plan::EXCHANGE_LAG == 0 || round >= plan::EXCHANGE_LAG) {
-      const int late = round - plan::EXCHANGE_LAG;
-      self.conclude(round_group(late), round_step(late), sequence_of(round_step(late)));
-    }
+    if (plan::EXCHANGE_LAG == 0 || round >= plan::EXCHANGE_LAG)
+      self.conclude(round - plan::EXCHANGE_LAG);
+    // Every group but the one just published is concluded, and the slot of that one's latents free.
+    if (LATER > 1) self.fetch_latents(round + plan::LATENT_SLOTS);
   }
   // Block 0 ends after every block has published step 0, so all have read the old value.
   if (blockIdx.x == 0 && threadIdx.x == plan::SWEEP_WARPS * 32) {
-    args.status->sequence = sequence_of(args.num_steps);
+    args.status->sequence = self.sequence_of(args.num_steps);
     if constexpr (plan::SAMPLED) *args.noise_offset += 1;
-  }
-}
-
-// A service warp without a column draws noise, a full ring ahead. Its arrival at every step's
-// latents keeps the sweep from running ahead of it, so that it never misses a phase of candidates.
-__device__ __forceinline__ void noise_role(const WalkArgs& args, Shared& shared) {
-  const int extra = warp_index() - plan::SWEEP_WARPS - plan::COLUMNS;
-  const int rounds = args.num_steps * plan::GROUPS;
-  const auto draw = [&](int round) {
-    if (round >= rounds) return;
-    draw_column(args, shared, extra % plan::COLUMNS, extra / plan::COLUMNS, round_slot(round),
-                round_step(round), round_group(round));
-    __syncwarp();
-    if (lane_index() == 0) barrier_arrive(&shared.base_landed[round_slot(round)]);
-  };
-#pragma unroll 1
-  for (int group = 0; group < plan::GROUPS; ++group)
-    if (lane_index() == 0) barrier_arrive(&shared.latents_ready[group]);
-#pragma unroll 1
-  for (int round = 0; round < plan::BASE_SLOTS; ++round) draw(round);
-#pragma unroll 1
-  for (int round = 0; round < rounds; ++round) {
-    const int group = round_group(round);
-    barrier_wait(&shared.candidates_ready[group], round_step(round) & 1);
-    if (lane_index() == 0 && round_step(round) + 1 < args.num_steps)
-      barrier_arrive(&shared.latents_ready[group]);
-    draw(round + plan::BASE_SLOTS);
   }
 }
 

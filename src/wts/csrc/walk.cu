@@ -6,12 +6,11 @@ namespace wts {
 // Asks for the small things first: behind 39 MB of weights they would wait.
 __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
   barrier_init(&shared.weights_landed, 1);
-  for (int group = 0; group < plan::GROUPS; ++group) {
-    barrier_init(&shared.latents_ready[group], plan::COLUMNS + NOISE_WARPS);
-    barrier_init(&shared.candidates_ready[group], plan::SWEEP_WARPS);
-  }
+  for (int slot = 0; slot < plan::LATENT_SLOTS; ++slot)
+    barrier_init(&shared.latents_ready[slot], SERVING_WARPS);
   for (int slot = 0; slot < plan::BASE_SLOTS; ++slot) {
-    barrier_init(&shared.base_landed[slot], plan::COLUMNS + NOISE_WARPS);
+    barrier_init(&shared.candidates_ready[slot], plan::SWEEP_WARPS);
+    barrier_init(&shared.base_landed[slot], plan::COLUMNS);
     for (int column = 0; column < plan::COLUMNS; ++column)
       barrier_init(&shared.base_copied[slot][column], 1);
   }
@@ -29,6 +28,8 @@ __device__ __forceinline__ void read_temperatures(const WalkArgs& args, Shared& 
   if (request < args.num_requests) temperature = args.temperatures[request];
   if (temperature > 0.0f) temperature = fmaxf(temperature, plan::LEAST_TEMPERATURE);
   shared.temperature[request / plan::COLUMNS][request % plan::COLUMNS] = temperature;
+  shared.inverse_temperature[request / plan::COLUMNS][request % plan::COLUMNS] =
+      temperature > 0.0f ? __fdiv_rn(1.0f, temperature) : 1.0f;
 }
 
 // Offset of each fragment outside the registers among its warp's packed tiles.
@@ -45,14 +46,14 @@ __device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared
               &shared.weights_landed);
   }
   __syncwarp();
-  constexpr int LANES_PER_WARP = 32 / plan::SWEEP_WARPS;
-  const int warp = lane / LANES_PER_WARP;
-  if (warp >= plan::SWEEP_WARPS) return;
+  constexpr int UNITS = plan::SWEEP_WARPS / plan::OPERAND_WARPS, LANES = 32 / UNITS;
+  const int unit = lane / LANES;
+  if (unit >= UNITS) return;
 #pragma unroll 1
-  for (int index = lane % LANES_PER_WARP; index < plan::SHARED_FRAGMENTS; index += LANES_PER_WARP)
-    bulk_copy(shared.fragments[warp * plan::SHARED_FRAGMENTS + index],
-              warp_tiles(args, warp) + away_offset[plan::STREAMED_FRAGMENTS + index],
-              plan::FRAGMENT_BYTES, &shared.weights_landed);
+  for (int index = lane % LANES; index < plan::SHARED_FRAGMENTS; index += LANES)
+    bulk_copy(shared.fragments[(unit * plan::SHARED_FRAGMENTS + index) * plan::OPERAND_WARPS],
+              packed_tiles(args, unit) + away_offset[plan::STREAMED_FRAGMENTS + index],
+              OPERAND_BYTES, &shared.weights_landed);
 }
 
 }  // namespace wts
@@ -71,10 +72,6 @@ extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
   } else {
     give_registers<plan::SERVICE_REGISTERS>();
     if (threadIdx.x >= plan::THREADS - 32) load_shared_weights(args, shared);
-    if (threadIdx.x / 32 - plan::SWEEP_WARPS < plan::COLUMNS) {
-      service_role(args, shared);
-    } else if constexpr (NOISE_WARPS > 0) {
-      noise_role(args, shared);
-    }
+    if (threadIdx.x / 32 - plan::SWEEP_WARPS < SERVING_WARPS) service_role(args, shared);
   }
 }

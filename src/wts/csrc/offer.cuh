@@ -1,0 +1,421 @@
+// From the sums of a product to the candidates of a warp: step logits, scores, the best of them.
+#pragma once
+#include "noise.cuh"
+#include "rounds.cuh"
+
+namespace wts {
+
+// ---- what a lane keeps of a round --------------------------------------------------------------
+
+// The best rows a lane has seen of one request, where rows may be sampled: ordered scores, which are
+// approximate for sampled rows. A row is named by its place among the lane's: 2 * accumulator + j.
+struct Contest {
+  int key = NEVER;
+  int second = NEVER;
+  int place = 0;
+  float logit = 0.0f;
+
+  // Places come in ascending order, so the first of equals has the lowest row.
+  __device__ __forceinline__ void offer(int score_key, int score_place, float x) {
+    second = max(second, min(key, score_key));
+    if (score_key > key) {
+      place = score_place;
+      logit = x;
+    }
+    key = max(key, score_key);
+  }
+};
+
+// By block of operand columns, so by request of this lane.
+struct Offers {
+  Best best[plan::SAMPLED ? 1 : plan::COLUMN_BLOCKS];
+  Contest contest[plan::SAMPLED ? plan::COLUMN_BLOCKS : 1];
+};
+
+// Where the base logits of a lane's requests are staged.
+struct Lines {
+  u32 base[plan::COLUMN_BLOCKS];  // shared address of row 0's
+
+  __device__ __forceinline__ Lines(const WalkArgs& args, const Shared& shared, int lane, int round) {
+    const int group = round_group(round);
+#pragma unroll
+    for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) {
+      const int column = lane_column(lane, block);
+      const u32 misaligned =
+          base_misalignment(args, group * plan::COLUMNS + column, round_step(round));
+      base[block] =
+          shared_address(shared.base[round_slot(round)][column]) + (misaligned & ~3u);
+    }
+  }
+};
+
+// Column pairs without a tile of an accumulator must not win.
+__device__ __forceinline__ bool tile_present(int lane, int accumulator) {
+  const int variants = min(SHARING, plan::WARP_TILES - accumulator * SHARING);
+  return variants * BLOCK_REQUESTS == 4 || (lane & 3) < variants * BLOCK_REQUESTS;
+}
+
+// ---- sampled requests --------------------------------------------------------------------------
+
+// What a lane knows of its sampled requests, by block; read before the latents are there.
+struct Sampling {
+  float inverse[plan::SAMPLED ? plan::COLUMN_BLOCKS : 1];  // factor of the score
+  Byte* logits[plan::SAMPLED ? plan::COLUMN_BLOCKS : 1];   // of row 0, or null: not exported
+  u32 sampled = 0;                                         // a bit for each block
+  bool any = false;                                        // in this warp
+  bool whole = false;  // step logits can be stored two at a time: even strides, no end inside
+
+  __device__ __forceinline__ Sampling(const WalkArgs& args, const Shared& shared, int lane,
+                                      int round) {
+    if constexpr (plan::SAMPLED) {
+      const int group = round_group(round);
+#pragma unroll
+      for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) {
+        const int column = lane_column(lane, block), request = group * plan::COLUMNS + column;
+        inverse[block] = shared.inverse_temperature[group][column];
+        const bool here = shared.temperature[group][column] > 0.0f;
+        if (here) sampled |= 1u << block;
+        const long long first = request * args.logits_request_stride +
+                                round_step(round) * args.logits_step_stride +
+                                static_cast<long long>(blockIdx.x) * plan::ROWS;
+        logits[block] = here && args.logits_out != nullptr && request < args.num_requests
+                            ? args.logits_out + first * STEP_BYTES
+                            : nullptr;
+      }
+      const u64 odd = reinterpret_cast<u64>(args.logits_out) / STEP_BYTES |
+                      static_cast<u64>(args.logits_request_stride) |
+                      static_cast<u64>(args.logits_step_stride);
+      whole = (odd & 1) == 0 && (blockIdx.x + 1) * plan::ROWS <= plan::VOCAB;
+      any = __any_sync(0xffffffffu, sampled != 0);
+    }
+  }
+
+  __device__ __forceinline__ bool is_sampled(int block) const { return (sampled >> block) & 1u; }
+
+  // Stores the step logits a sampled row is drawn from, for whoever verifies the draft: a pair of
+  // rows where pairs can be stored, without a branch.
+  __device__ __forceinline__ void export_pair(int block, int row, float x0, float x1) const {
+    if (whole && logits[block] != nullptr)
+      store_step_logits(logits[block] + row * STEP_BYTES, x0, x1);
+  }
+
+  // The same one by one.
+  __device__ __forceinline__ void export_rows(int block, int row, float x0, float x1) const {
+    const int rows = plan::VOCAB - static_cast<int>(blockIdx.x) * plan::ROWS;
+    if (logits[block] == nullptr) return;
+    if (row < rows) store_step_logit(logits[block] + row * STEP_BYTES, x0);
+    if (row + 1 < rows) store_step_logit(logits[block] + (row + 1) * STEP_BYTES, x1);
+  }
+};
+
+// ---- noise -------------------------------------------------------------------------------------
+
+// The random words of the four consecutive tokens that a row of the shard belongs to.
+__device__ __forceinline__ Words4 draw_words(const WalkArgs& args, const Shared& shared, int row,
+                                             int round, int column) {
+  return philox((blockIdx.x * plan::ROWS + row) >> 2,
+                static_cast<u32>(round_group(round) * plan::COLUMNS + column),
+                static_cast<u32>(round_step(round)), shared.noise_offset,
+                static_cast<u32>(args.noise_key), static_cast<u32>(args.noise_key >> 32));
+}
+
+// Their noise, approximately; none for a greedy request.
+__device__ __forceinline__ void draw_noise(const WalkArgs& args, const Shared& shared, int row,
+                                           int round, int column, bool sampled,
+                                           float (&noise)[4]) {
+  const Words4 drawn = draw_words(args, shared, row, round, column);
+#pragma unroll
+  for (int i = 0; i < 4; ++i) {  // not in a branch: four at once
+    const float approximate = approximate_noise(drawn.word[i]);
+    noise[i] = sampled ? approximate : 0.0f;
+  }
+}
+
+// Where a thread parks the first of an accumulator's two numbers.
+__device__ __forceinline__ int noise_place(int accumulator, int block) {
+  return 2 * (accumulator * plan::COLUMN_BLOCKS + block);
+}
+
+// The noise of all rows of a warp, while the latents are not known.
+__device__ __forceinline__ void park_noise(const WalkArgs& args, Shared& shared,
+                                           const Sampling& sampling, int warp, int lane,
+                                           int round) {
+  const LaneRows rows(warp, lane);
+  const int thread = threadIdx.x;
+  constexpr int STEP = SHARING == 1 ? 2 : 1;  // accumulators that four tokens belong to
+  constexpr int UNROLLED = ACCUMULATORS <= 12 ? ACCUMULATORS : 1;  // code has a price, too
+#pragma unroll UNROLLED
+  for (int accumulator = 0; accumulator < ACCUMULATORS; accumulator += STEP) {
+    const int row = rows.row(accumulator);
+#pragma unroll
+    for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) {
+      float noise[4];
+      draw_noise(args, shared, row, round, lane_column(lane, block), sampling.is_sampled(block),
+                 noise);
+      const int at = noise_place(accumulator, block);
+      const bool whole = SHARING == 1 && accumulator + 1 < ACCUMULATORS;
+      const bool second = !whole && (row & 2);  // half of the tokens are another tile's
+      shared.noise[at][thread] = second ? noise[2] : noise[0];
+      shared.noise[at + 1][thread] = second ? noise[3] : noise[1];
+      if (whole) {
+        shared.noise[noise_place(accumulator + 1, block)][thread] = noise[2];
+        shared.noise[noise_place(accumulator + 1, block) + 1][thread] = noise[3];
+      }
+    }
+  }
+}
+
+// ---- step logits and scores --------------------------------------------------------------------
+
+// What is judged at once: some accumulators, and all blocks of columns of each.
+template <int BLOCKS>
+struct Judged {
+  int first;
+  __device__ __forceinline__ int accumulator(int i) const { return first + i / BLOCKS; }
+  __device__ __forceinline__ int block(int i) const { return i % BLOCKS; }
+  __device__ __forceinline__ bool exists(int i) const { return accumulator(i) < ACCUMULATORS; }
+};
+
+// Where approximations were too close: exact scores of the rows that may win, approximate ones of the
+// others. Rolled, through shared memory, because it is rare.
+template <int COUNT, int BLOCKS>
+__device__ __forceinline__ void score_exactly(const WalkArgs& args, Shared& shared,
+                                              const Judged<BLOCKS>& judged, const LaneRows& rows,
+                                              int lane, int round,
+                                              const float (&logits)[COUNT][2],
+                                              const float (&limit)[plan::COLUMN_BLOCKS],
+                                              float (&scores)[COUNT][2]) {
+  const int thread = threadIdx.x, group = round_group(round);
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) shared.logits[2 * i + j][thread] = logits[i][j];
+#pragma unroll 1
+  for (int i = 0; i < 2 * COUNT; ++i) {
+    if (!judged.exists(i >> 1)) continue;
+    const int block = judged.block(i >> 1), column = lane_column(lane, block);
+    const int row = rows.row(judged.accumulator(i >> 1)) + (i & 1);
+    const float x = shared.logits[i][thread], temperature = shared.temperature[group][column];
+    float least = limit[0];
+#pragma unroll
+    for (int j = 1; j < plan::COLUMN_BLOCKS; ++j) least = j == block ? limit[j] : least;
+    float score = fused(x, 1.0f, 0.0f);
+    if (temperature > 0.0f && x != minus_infinity()) {
+      const Words4 drawn = draw_words(args, shared, row, round, column);
+      const u32 low = row & 1 ? drawn.word[1] : drawn.word[0];
+      const u32 high = row & 1 ? drawn.word[3] : drawn.word[2];
+      const u32 word = row & 2 ? high : low;
+      score = fused(x, shared.inverse_temperature[group][column], approximate_noise(word));
+      if (!(score < least)) score = __fadd_rn(sampled_score(x, temperature, word), 0.0f);
+    }
+    shared.logits[i][thread] = score;
+  }
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+    for (int j = 0; j < 2; ++j) scores[i][j] = shared.logits[2 * i + j][thread];
+}
+
+// Whether it is drawn while the tensor cores multiply; several groups leave no registers for that.
+constexpr bool DRAW_FIRST = !plan::NOISE_AHEAD && plan::GROUPS == 1;
+
+// The approximate noise of what is judged at once: parked, or drawn now.
+template <int COUNT, int BLOCKS>
+__device__ __forceinline__ void find_noise(const WalkArgs& args, const Shared& shared,
+                                           const Sampling& sampling, const LaneRows& rows, int lane,
+                                           int round, const Judged<BLOCKS>& judged,
+                                           float (&noise)[COUNT][2]) {
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) noise[i][0] = noise[i][1] = 0.0f;
+  if (!sampling.any) return;
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    const int accumulator = judged.accumulator(i), block = judged.block(i);
+    if (!judged.exists(i)) continue;
+    if constexpr (plan::NOISE_AHEAD) {
+      noise[i][0] = shared.noise[noise_place(accumulator, block)][threadIdx.x];
+      noise[i][1] = shared.noise[noise_place(accumulator, block) + 1][threadIdx.x];
+    } else if (accumulator % 2 == 0) {  // and of the tile after it, which is judged with it
+      const int row = rows.row(accumulator);
+      float drawn[4];
+      draw_noise(args, shared, row, round, lane_column(lane, block), sampling.is_sampled(block),
+                 drawn);
+      const bool half = accumulator == WHOLE_TILES && (row & 2);
+      noise[i][0] = half ? drawn[2] : drawn[0];
+      noise[i][1] = half ? drawn[3] : drawn[1];
+      const int next = i + BLOCKS;
+      if (next < COUNT) {
+        noise[next][0] = drawn[2];
+        noise[next][1] = drawn[3];
+      }
+    }
+  }
+}
+
+// Turns sums into step logits and offers what may win. sum_of(i, block) gives the sums of the i-th
+// accumulator, when they are there; the noise of warpgroups is drawn before that.
+template <int ACCUMULATORS_HERE, int BLOCKS, typename Wait, typename SumOf>
+__device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared, const Lines& lines,
+                                           const Sampling& sampling, int warp, int lane, int round,
+                                           int first, const Wait& wait, const SumOf& sum_of,
+                                           bool exact, const float (&limit)[plan::COLUMN_BLOCKS],
+                                           Offers& offers) {
+  constexpr int COUNT = ACCUMULATORS_HERE * BLOCKS;
+  const Judged<BLOCKS> judged{first};
+  const LaneRows rows(warp, lane);
+  float noise[plan::SAMPLED ? COUNT : 1][2];
+  if constexpr (plan::SAMPLED && DRAW_FIRST)
+    find_noise<COUNT, BLOCKS>(args, shared, sampling, rows, lane, round, judged, noise);
+  wait();
+  float2 scales[COUNT], bases[COUNT];
+  float latent_scales[BLOCKS];
+#pragma unroll
+  for (int block = 0; block < BLOCKS; ++block)
+    latent_scales[block] =
+        shared.latent_scale[latent_slot(round)][lane_column(lane, block)];
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    if (!judged.exists(i)) continue;
+    const int row = rows.row(judged.accumulator(i));
+    if (i % BLOCKS == 0) {
+      scales[i] = *reinterpret_cast<const float2*>(&shared.row_scale[row]);
+    } else {
+      scales[i] = scales[i - 1];
+    }
+    bases[i] = load_base_pair(lines.base[judged.block(i)] + row * BASE_BYTES);
+  }
+  __syncwarp();  // these loads together, not each before its use
+  float logits[COUNT][2];
+#pragma unroll
+  for (int i = 0; i < COUNT; ++i) {
+    logits[i][0] = logits[i][1] = minus_infinity();
+    if (!judged.exists(i)) continue;
+    const int(&sum)[4] = sum_of(i / BLOCKS, judged.block(i));
+    const float latent_scale = latent_scales[i % BLOCKS];
+    logits[i][0] = step_sum(sum[0], sum[1], __fmul_rn(scales[i].x, latent_scale), bases[i].x);
+    logits[i][1] = step_sum(sum[2], sum[3], __fmul_rn(scales[i].y, latent_scale), bases[i].y);
+    if constexpr (!plan::WIDE) {
+      offers.best[judged.block(i)].offer_pair(round_bf16x2(logits[i][0], logits[i][1]),
+                                              rows.row(judged.accumulator(i)),
+                                              tile_present(lane, judged.accumulator(i)));
+    } else {
+      round_pair(logits[i][0], logits[i][1]);
+    }
+  }
+  if constexpr (!plan::WIDE) {
+    return;
+  } else if constexpr (!plan::SAMPLED) {
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      if (!judged.exists(i)) continue;
+      const int accumulator = judged.accumulator(i), row = rows.row(accumulator);
+      const bool present = tile_present(lane, accumulator);
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        offers.best[judged.block(i)].offer(present ? ordered_key(logits[i][j]) : NEVER, row + j);
+    }
+  } else {
+    if constexpr (!DRAW_FIRST)
+      find_noise<COUNT, BLOCKS>(args, shared, sampling, rows, lane, round, judged, noise);
+    float scores[COUNT][2];
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i)
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        // A greedy row's score is its step logit: times one, plus a zero that makes -0 a +0.
+        scores[i][j] =
+            fused(logits[i][j], sampling.inverse[judged.block(i)], noise[i][j]);
+    if ((DRAW_FIRST || plan::NOISE_AHEAD) && !sampling.whole && !exact) {
+#pragma unroll
+      for (int i = 0; i < COUNT; ++i)
+        if (judged.exists(i) && tile_present(lane, judged.accumulator(i)))
+          sampling.export_rows(judged.block(i), rows.row(judged.accumulator(i)), logits[i][0],
+                               logits[i][1]);
+    }
+    if (exact)
+      score_exactly<COUNT, BLOCKS>(args, shared, judged, rows, lane, round, logits, limit, scores);
+#pragma unroll
+    for (int i = 0; i < COUNT; ++i) {
+      if (!judged.exists(i)) continue;
+      const int accumulator = judged.accumulator(i), block = judged.block(i);
+      const bool present = tile_present(lane, accumulator);
+      if (present && !exact) {
+        if (sampling.whole || DRAW_FIRST || plan::NOISE_AHEAD) {
+          sampling.export_pair(block, rows.row(accumulator), logits[i][0], logits[i][1]);
+        } else {
+          sampling.export_rows(block, rows.row(accumulator), logits[i][0], logits[i][1]);
+        }
+      }
+#pragma unroll
+      for (int j = 0; j < 2; ++j) {
+        offers.contest[block].offer(present ? score_order(scores[i][j]) : NEVER,
+                                    2 * accumulator + j, logits[i][j]);
+      }
+    }
+  }
+}
+
+// ---- the best of a warp ------------------------------------------------------------------------
+
+__device__ __forceinline__ void post(Shared& shared, int round, int column, int place, int key,
+                                     int row, float logit) {
+  const int slot = round_slot(round);
+  shared.candidate_key[slot][column][place] = key;
+  if constexpr (plan::WIDE) shared.candidate_row[slot][column][place] = row;
+  if constexpr (plan::SAMPLED) shared.candidate_logit[slot][column][place] = logit;
+}
+
+// Leaves the best of the warp for the service warps. Of a sampled request the two best are left, in
+// case they are too close to tell apart; false where a third is too close to leave it at that.
+__device__ __forceinline__ bool post_winners(Shared& shared, int warp, int lane, int round,
+                                             const Offers& offers, bool exact,
+                                             float (&limit)[plan::COLUMN_BLOCKS]) {
+  const int group = round_group(round);
+  bool settled = true;
+#pragma unroll
+  for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) {
+#pragma unroll
+    for (int of_block = 0; of_block < BLOCK_REQUESTS; ++of_block) {
+      const int column = 4 * block + of_block;
+      const bool mine = (lane & 3) % BLOCK_REQUESTS == of_block;
+      if constexpr (!plan::SAMPLED) {
+        Best best = offers.best[block];
+        if (!mine) best.key = NEVER;
+        const Best winner = warp_best(best);
+        if (lane == 0) post(shared, round, column, warp, winner.key, winner.row, 0.0f);
+      } else {
+        const Contest& contest = offers.contest[block];
+        const int key = mine ? contest.key : NEVER;
+        const int row = LaneRows(warp, lane).row(contest.place >> 1) + (contest.place & 1);
+        const int top = warp_max(key);
+        // Of a greedy or exact row the lowest of equals is left; so of one of which every row is
+        // masked, or NaN. No branch here: the requests' votes overlap.
+        const float score = score_of_key(top);
+        const bool open = shared.temperature[group][column] > 0.0f && !exact &&
+                          score > minus_infinity();
+        const float least = score - score_slack(score);
+        const bool contends =
+            key != NEVER && (open ? !(score_of_key(key) < least) : key == top);
+        const bool also = mine && open && contest.second != NEVER &&
+                          !(score_of_key(contest.second) < least);
+        const u32 close = __ballot_sync(0xffffffffu, contends);
+        const u32 lowest = warp_max_unsigned(key == top ? ~static_cast<u32>(row) : 0u);
+        const bool first = open ? lane == __ffs(static_cast<int>(close)) - 1
+                                : contends && ~static_cast<u32>(row) == lowest;
+        const bool other = open && contends && !first;
+        if (__any_sync(0xffffffffu, also) || (open && __popc(close) > 2)) settled = false;
+        if (first) {
+          post(shared, round, column, warp, key, row, contest.logit);
+          if (!open || __popc(close) < 2)
+            post(shared, round, column, plan::SWEEP_WARPS + warp, NEVER, 0, 0.0f);
+        }
+        if (other)
+          post(shared, round, column, plan::SWEEP_WARPS + warp, key, row, contest.logit);
+        if (open && mine) limit[block] = least;
+      }
+    }
+  }
+  return settled;
+}
+
+}  // namespace wts

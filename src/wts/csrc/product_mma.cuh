@@ -1,0 +1,101 @@
+// The product where each warp multiplies alone (mma.sync): up to four requests, latents in registers,
+// fragments in registers, in shared memory, or streamed from L2.
+#pragma once
+#include "offer.cuh"
+
+namespace wts {
+
+__device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
+                                                        ResidentWeights& weights) {
+  const Byte* mine = packed_tiles(args, warp_index()) + lane_index() * 16;
+#pragma unroll
+  for (int position = 0; position < FRAGMENTS; ++position)
+    if (fragment_place(position) >= 0)
+      load_global_16(weights[fragment_place(position)], mine + fragment_source(position));
+}
+
+// One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
+// exchange, rather than kept beside the weights.
+__device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
+                                         const ResidentWeights& weights, int round, bool exact,
+                                         const float (&limit)[plan::COLUMN_BLOCKS],
+                                         Offers& offers) {
+  const int step = round_step(round), group = round_group(round);
+  const int lane = lane_index(), warp = warp_index();
+
+  // Fragments depend on no token: the first are in flight while the blocks exchange. Streamed ones
+  // are the first, so that the longest way is begun the earliest.
+  u32 queue[plan::QUEUE_DEPTH][4];
+  const u32 fragments = shared_address(shared.fragments) + lane * 16 +
+                        warp * (plan::SHARED_FRAGMENTS * plan::FRAGMENT_BYTES);
+  const Byte* streamed = packed_tiles(args, warp) + lane * 16;
+  const int zero = args.num_requests >> 30;  // what the compiler cannot know
+  // `after` is a sum of the product that used the place before: the address waits for it in name
+  // only, but keeps the compiler from issuing all long loads at once and spilling.
+  const auto load_fragment = [&](int index, int after) {
+    u32(&held)[4] = queue[index % plan::QUEUE_DEPTH];
+    if (index < plan::STREAMED_FRAGMENTS) {
+      load_global_16(held, streamed + (away_source(index) + (after & zero)));
+    } else {
+      load_shared_16(held, fragments + (index - plan::STREAMED_FRAGMENTS) * plan::FRAGMENT_BYTES);
+    }
+  };
+#pragma unroll
+  for (int i = 0; i < plan::QUEUE_DEPTH && i < AWAY_FRAGMENTS; ++i) load_fragment(i, 0);
+  const Sampling sampling(args, shared, lane, round);
+  if constexpr (plan::NOISE_AHEAD)
+    if (sampling.any) park_noise(args, shared, sampling, warp, lane, round);
+
+  const int operand_pair = lane >> 3;
+  const u32 latent = shared_address(shared.latent[latent_slot(round)]) +
+                     (operand_pair % plan::COLUMNS) * plan::LATENT_LINE_BYTES +
+                     ((lane >> 2) & 1) * 32 + (lane & 3) * 8;
+  barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
+  mark(args, round, LATENT_SEEN);
+
+  // All at once, before any product: left to the compiler, each slab would wait for its own load.
+  u32 operands[SLABS][2];
+#pragma unroll
+  for (int slab = 0; slab < SLABS; ++slab) load_shared_8(operands[slab], latent + slab * 64);
+  __syncwarp();
+
+#pragma unroll
+  for (int phase = 0; phase < plan::PHASES; ++phase) {
+    int sums[LIVE][4];
+#pragma unroll
+    for (int slab = 0; slab < SLABS; ++slab) {
+#pragma unroll
+      for (int variant = 0; variant < SHARING; ++variant) {
+        const bool mine = SHARING == 1 || operand_pair / plan::COLUMNS == variant;
+        const u32 b0 = mine ? operands[slab][0] : 0u;
+        const u32 b1 = mine ? operands[slab][1] : 0u;
+#pragma unroll
+        for (int live = 0; live < LIVE; ++live) {
+          const int tile = (phase * LIVE + live) * SHARING + variant;
+          if (tile >= plan::WARP_TILES) continue;
+          const int place = fragment_place(fragment_position(phase, slab, variant, live));
+          const u32* a = place >= 0 ? weights[max(place, 0)]
+                                    : queue[(-1 - min(place, -1)) % plan::QUEUE_DEPTH];
+          if (slab == 0 && variant == 0) {
+            mma_s8_first(sums[live], a, b0, b1);
+          } else {
+            mma_s8(sums[live], a, b0, b1);
+          }
+          const int next = -1 - place + plan::QUEUE_DEPTH;
+          if (place < 0 && next < AWAY_FRAGMENTS) load_fragment(next, sums[live][0]);
+        }
+      }
+    }
+
+    // Needed once; asking again keeps the compiler from mixing the phases' code, which spills.
+    if (phase == 0 || plan::PHASES_APART)
+      barrier_wait(&shared.base_landed[round_slot(round)], round_slot_parity(round));
+    if (phase == plan::PHASES - 1) mark(args, round, SWEPT);
+    const Lines lines(args, shared, lane, round);
+    const auto sum_of = [&](int i, int) -> const int(&)[4] { return sums[i]; };
+    offer_sums<LIVE, 1>(args, shared, lines, sampling, warp, lane, round, phase * LIVE, [] {},
+                        sum_of, exact, limit, offers);
+  }
+}
+
+}  // namespace wts

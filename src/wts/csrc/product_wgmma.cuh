@@ -1,0 +1,105 @@
+// The product where the four warps of a warpgroup multiply together (wgmma): 8 or 16 requests at
+// once, latents in shared memory, fragments in registers or in shared memory. The sums of one tile
+// are judged while the tensor cores multiply the next.
+#pragma once
+#include "offer.cuh"
+
+namespace wts {
+
+static_assert(plan::STREAMED_FRAGMENTS == 0, "warpgroups read what is resident only");
+
+// A fragment's core matrices lie [k half][warp, row half][8 rows][16 bytes]; a lane's four words are
+// in four of them.
+__device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
+                                                        ResidentWeights& weights) {
+  const int warp = warp_index();
+  const Byte* mine = packed_tiles(args, warp / plan::OPERAND_WARPS) +
+                     (warp % plan::OPERAND_WARPS) * 256 + lane_index() * 4;
+#pragma unroll
+  for (int position = 0; position < FRAGMENTS; ++position)
+    if (fragment_place(position) >= 0) {
+#pragma unroll
+      for (int word = 0; word < 4; ++word)
+        weights[fragment_place(position)][word] = load_global_4(
+            mine + fragment_source(position) + (word >> 1) * 1024 + (word & 1) * 128);
+    }
+}
+
+// One (step, group) for a warpgroup.
+__device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
+                                         const ResidentWeights& weights, int round, bool exact,
+                                         const float (&limit)[plan::COLUMN_BLOCKS],
+                                         Offers& offers) {
+  const int step = round_step(round), group = round_group(round);
+  const int lane = lane_index();
+  const int warp = __shfl_sync(0xffffffffu, warp_index(), 0);  // descriptors live in uniform registers
+  const u64 fragments = operand_descriptor(
+      shared_address(shared.fragments) +
+          warp / plan::OPERAND_WARPS * (plan::SHARED_FRAGMENTS * OPERAND_BYTES),
+      1024, 128);
+  const u64 latents = operand_descriptor(shared_address(shared.latent[latent_slot(round)]),
+                                         plan::COLUMN_BLOCKS * 128, 128);
+  constexpr int TILES = plan::TILES_JUDGED, IN_FLIGHT = plan::TILES_IN_FLIGHT / TILES;
+  constexpr int BATCHES = (plan::WARP_TILES + TILES - 1) / TILES;
+  int sums[IN_FLIGHT][TILES * plan::COLUMN_BLOCKS][4];
+
+  // Asks for all products of some tiles.
+  const auto begin = [&](int batch) {
+    warpgroup_fence();
+#pragma unroll
+    for (int i = 0; i < TILES; ++i) {
+      const int tile = batch * TILES + i;
+      if (tile >= plan::WARP_TILES) continue;
+      auto& sum = *reinterpret_cast<int(*)[plan::COLUMN_BLOCKS][4]>(
+          &sums[batch % IN_FLIGHT][i * plan::COLUMN_BLOCKS]);
+#pragma unroll
+      for (int slab = 0; slab < SLABS; ++slab) {
+        const u64 latent = latents + slab * (2 * plan::COLUMN_BLOCKS * 128 / 16);
+        const int place = fragment_place(tile * SLABS + slab);
+        const u64 fragment = fragments + (-1 - min(place, -1)) * (OPERAND_BYTES / 16);
+        if (place >= 0) {
+          if (slab == 0) {
+            wgmma_s8<true>(sum, weights[max(place, 0)], latent);
+          } else {
+            wgmma_s8<false>(sum, weights[max(place, 0)], latent);
+          }
+        } else if (slab == 0) {
+          wgmma_s8<true>(sum, fragment, latent);
+        } else {
+          wgmma_s8<false>(sum, fragment, latent);
+        }
+      }
+    }
+    warpgroup_commit();
+  };
+
+  const Sampling sampling(args, shared, lane, round);
+  if constexpr (plan::NOISE_AHEAD)
+    if (sampling.any) park_noise(args, shared, sampling, warp, lane, round);
+  barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
+  mark(args, round, LATENT_SEEN);
+  if (IN_FLIGHT > 1) begin(0);
+  const Lines lines(args, shared, lane, round);
+#pragma unroll
+  for (int batch = 0; batch < BATCHES; ++batch) {
+    const int ahead = batch + IN_FLIGHT - 1;
+    if (ahead < BATCHES) begin(ahead);
+    const auto wait = [&] {
+      if (ahead < BATCHES) {
+        warpgroup_wait<IN_FLIGHT - 1>();
+      } else {
+        warpgroup_wait<0>();
+      }
+      if (batch == 0)
+        barrier_wait(&shared.base_landed[round_slot(round)], round_slot_parity(round));
+      if (batch == BATCHES - 1) mark(args, round, SWEPT);
+    };
+    const auto sum_of = [&](int i, int block) -> const int(&)[4] {
+      return sums[batch % IN_FLIGHT][i * plan::COLUMN_BLOCKS + block];
+    };
+    offer_sums<TILES, plan::COLUMN_BLOCKS>(args, shared, lines, sampling, warp, lane, round,
+                                           batch * TILES, wait, sum_of, exact, limit, offers);
+  }
+}
+
+}  // namespace wts
