@@ -158,6 +158,22 @@ def test_scores_too_close_for_approximations(
     assert torch.equal(*tokens)
 
 
+@pytest.mark.parametrize("batch", [1, 2, 4, 6])
+@pytest.mark.parametrize("temperature", [math.inf, 3e38])
+def test_masked_rows_lose_at_any_temperature(batch: int, temperature: float) -> None:
+    head = silent_head(300)
+    plan = plan_of(head, batch=batch, blocks=2, sampled=True)
+    base, anchor = inputs(head, plan, batch, 3, 0)
+    base[:, :, ::2] = -math.inf
+    tokens = []
+    for walk in (Simulator(head, plan), Walker(head, plan, backend="emulator")):
+        noise = Noise(key=KEY, offset=torch.tensor([OFFSET]))
+        warm = torch.full((batch,), temperature)
+        tokens.append(walk(base, anchor, temperatures=warm, noise=noise))
+    assert torch.equal(*tokens)
+    assert bool((tokens[0] % 2 == 1).all())
+
+
 @pytest.mark.parametrize("base_type", ["fp16", "fp32"])
 @pytest.mark.parametrize("sampled", [False, True])
 def test_number_types(base_type: NumberType, sampled: bool) -> None:

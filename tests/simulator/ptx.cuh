@@ -25,6 +25,7 @@
 #define __grid_constant__
 
 using std::fmaf;
+inline float fmaxf(float a, float b) { return a > b || b != b ? a : b; }
 using std::max;
 using std::min;
 

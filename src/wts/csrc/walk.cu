@@ -28,8 +28,10 @@ __device__ __forceinline__ void read_temperatures(const WalkArgs& args, Shared& 
   if (request < args.num_requests) temperature = args.temperatures[request];
   if (temperature > 0.0f) temperature = fmaxf(temperature, plan::LEAST_TEMPERATURE);
   shared.temperature[request / plan::COLUMNS][request % plan::COLUMNS] = temperature;
+  // Never 0, by which a masked row's -inf would become a NaN.
+  const float inverse = fmaxf(__fdiv_rn(1.0f, temperature), 1.4e-45f);
   shared.inverse_temperature[request / plan::COLUMNS][request % plan::COLUMNS] =
-      temperature > 0.0f ? __fdiv_rn(1.0f, temperature) : 1.0f;
+      temperature > 0.0f ? inverse : 1.0f;
 }
 
 // Offset of each fragment outside the registers among its warp's packed tiles.
