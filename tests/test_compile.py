@@ -144,7 +144,7 @@ class TestKernel:
         check_kernel(plan, cache)
 
     @given(plans(hopper_only=True))
-    @settings(some_plans, max_examples=8)
+    @settings(some_plans, max_examples=7)
     def test_of_drawn_plans_with_as_many_registers_as_fit(self, plan: ResidencyPlan) -> None:
         compiled = compile_fitting(plan)
         assert compiled.used.matrix_instructions == plan.matrix_instructions

@@ -401,3 +401,24 @@ def test_planning_needs_no_torch(run_python: Callable[[str], int]) -> None:
     use = "import sys; from wts.plan import Shape, plan_residency as p; "
     use += "str(p(Shape(vocab=1000, rank=64), 'h200')); "
     assert run_python(use + "sys.exit('torch' in sys.modules)") == 0
+
+
+@pytest.mark.parametrize(
+    ("vocab", "batch", "sampled", "loses"),
+    [
+        (151_936, 64, True, False),
+        (248_320, 1, False, False),
+        (248_320, 8, True, False),
+        (248_320, 16, True, True),
+        (248_320, 16, False, False),
+        (248_320, 64, False, True),
+    ],
+)
+def test_a_plan_that_step_wise_execution_beats_says_so(
+    vocab: int, batch: int, sampled: bool, loses: bool
+) -> None:
+    """As measured on an H200: benchmarks/results/h200/head.jsonl."""
+    plan = plan_residency(Shape(vocab=vocab, rank=256), "h200", batch=batch, sampled=sampled)
+    assert plan.loses == loses
+    assert ("step-wise execution is faster" in str(plan)) == loses
+    assert ("times the projection from L2" in str(plan)) == (plan.streamed_fragments > 0)

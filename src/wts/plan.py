@@ -308,6 +308,16 @@ class ResidencyPlan:
         return resident / (self.warp_tiles * self.slabs)
 
     @property
+    def readings(self) -> float:
+        """How often a step reads a projection's worth of int8 weights from L2."""
+        return self.groups * self.streamed_fragments / (self.warp_tiles * self.slabs)
+
+    @property
+    def loses(self) -> bool:
+        """Whether step-wise execution was measured faster: it reads W once a step, in bf16."""
+        return self.readings > (1.5 if self.sampled else 3.0)
+
+    @property
     def shared_bytes(self) -> int:
         """Shared memory of one block."""
         return shared_layout(self)[-1][1]
@@ -737,6 +747,9 @@ def _ledger(plan: ResidencyPlan) -> str:
             f"{count * warps * FRAGMENT_BYTES / 2**20:>8.1f}"
             f"{count / (plan.warp_tiles * plan.slabs):>8.1%}"
         )
+    if plan.streamed_fragments:
+        verdict = ": step-wise execution is faster" if plan.loses else ""
+        lines.append(f"  reads {plan.readings:.2f} times the projection from L2 a step{verdict}")
     table = plan.table_rows * plan.table_row_bytes
     workspace = plan.workspace_words * plan.word_bytes
     lines += [

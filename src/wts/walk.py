@@ -113,6 +113,13 @@ class Walker:
                 self._device_walk = _DeviceWalk(head, plan, _cuda_device(device), timeout_ms)
                 self.backend = "device"
                 self.plan = self._device_walk.plan
+                if self.plan.loses:
+                    logger.warning(
+                        "wts: plan %s reads %.1f times the projection from L2 a step, for which "
+                        "step-wise execution is faster; walk fewer requests at once",
+                        self.plan.hash,
+                        self.plan.readings,
+                    )
                 return
             except (CompileError, DeviceError) as error:
                 if backend == "device" or not fallback:
