@@ -88,7 +88,7 @@ _CHOICES = {
     "greedy, streaming": (
         Choice("mma", 1, 36, 4, 5, (232, 40)),
         Choice("mma", 2, 32, 4, 5, (232, 40)),
-        Choice("mma", 4, 33, 4, 3, (232, 40)),
+        Choice("mma", 4, 32, 4, 3, (224, 56)),
     ),
     "sampled, streaming": (
         Choice("mma", 1, 34, 4, 5, (216, 72)),

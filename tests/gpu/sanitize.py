@@ -17,6 +17,7 @@ from typing import Any
 
 import torch
 
+import wts.compile
 from bounded import Outcome, run_bounded
 from strategies import DTYPES, anchors, base_logits
 from walks import gpu_of
@@ -30,6 +31,7 @@ from wts.walk import _LONGEST_TIMEOUT_MS, Walker
 
 FAULT_STATUS = 86  # of compute-sanitizer, when it has found something
 STEPS = 3
+EACH_LANE_ARRIVES = "WTS_EACH_LANE_ARRIVES"
 DEFAULT_FOLDER = "/usr/local/cuda/bin"  # where the toolkit's installer puts it
 
 
@@ -195,8 +197,15 @@ PLANTED = {
         words="Race reported between",
     ),
     "synccheck": Planted(
-        body="if (threadIdx.x < 48) { __syncthreads(); out[threadIdx.x] = 1; }",
-        words="Divergent thread",
+        body="""
+          __shared__ unsigned long long barrier;
+          if (threadIdx.x == 0) {
+            const unsigned at = __cvta_generic_to_shared(&barrier);
+            asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(at));
+            for (int i = 0; i < 3; ++i)  // nobody waits for the phases
+              asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(at));
+          }""",
+        words="Missing wait",
     ),
     "initcheck": Planted(body="out[threadIdx.x] = in[threadIdx.x];", words="Uninitialized"),
 }
@@ -260,7 +269,7 @@ def run_tool(sanitizer: str, tool: str, seconds: float) -> Row:
     seen = planted.status == FAULT_STATUS and PLANTED[tool].words in planted.output
     if not seen:
         print(f"\n{tool}, of the planted fault: {planted}\n", flush=True)
-    walks = run_child("walks", seconds, prefix)
+    walks = run_child("walks-each-lane" if tool == "racecheck" else "walks", seconds, prefix)
     clean = walks.status == 0 and all_right() in walks.output
     if not clean:
         print(f"\n{tool}, of the walks: {walks}\n", flush=True)
@@ -275,6 +284,23 @@ def run_tool(sanitizer: str, tool: str, seconds: float) -> Row:
 
 def all_right() -> str:
     return f"{len(CASES)} plans were walked right"
+
+
+def walk_each_lane_arriving() -> None:
+    """The same walks of kernels in which every lane arrives for itself at a barrier.
+
+    racecheck knows what an arrival orders, but not that __syncwarp orders what the other lanes wrote
+    before the arrival of one of them.
+    """
+    read = wts.compile._read_sources
+
+    def patched() -> dict[str, str]:
+        sources = read()
+        return sources | {"rounds.cuh": f"#define {EACH_LANE_ARRIVES} 1\n{sources['rounds.cuh']}"}
+
+    assert EACH_LANE_ARRIVES in read()["rounds.cuh"]
+    wts.compile._read_sources = patched
+    walk_all()
 
 
 def walk_all() -> None:
@@ -296,7 +322,10 @@ def main(arguments: list[str]) -> int:
     parser.add_argument("--seconds", type=float, default=300, help="limit of each of its two runs")
     parser.add_argument("--task", help=argparse.SUPPRESS)
     options = parser.parse_args(arguments)
-    tasks: dict[str, Callable[[], None]] = {"walks": walk_all}
+    tasks: dict[str, Callable[[], None]] = {
+        "walks": walk_all,
+        "walks-each-lane": walk_each_lane_arriving,
+    }
     tasks |= {f"planted-{tool}": partial(launch_planted, tool) for tool in PLANTED}
     if options.task is not None:
         torch.set_num_threads(min(4, torch.get_num_threads()))

@@ -43,6 +43,21 @@ __device__ __forceinline__ void mark(const WalkArgs& args, int round, Event even
   }
 }
 
+// ---- arrivals ----------------------------------------------------------------------------------
+
+// A warp's one arrival: what its lanes wrote before is seen by whoever waits, since __syncwarp orders
+// it before the release of lane 0. A tool that does not follow that order is given a build in which
+// every lane arrives for itself.
+#ifndef WTS_EACH_LANE_ARRIVES
+#define WTS_EACH_LANE_ARRIVES 0
+#endif
+constexpr u32 WARP_ARRIVALS = WTS_EACH_LANE_ARRIVES ? 32 : 1;
+
+__device__ __forceinline__ void warp_arrive(u64* barrier) {
+  __syncwarp();
+  if (WTS_EACH_LANE_ARRIVES || lane_index() == 0) barrier_arrive(barrier);
+}
+
 // ---- rounds ------------------------------------------------------------------------------------
 
 // A round is one (step, group); all that depends on it is worked out anew rather than kept, because

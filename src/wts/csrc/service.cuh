@@ -87,10 +87,8 @@ struct ServiceWarp {
     const int lane = lane_index(), slot = round_slot(round), step = round_step(round);
     const int request = this->request(round_group(round), column);
     if (request >= args.num_requests) {
-      if (lane == 0) {
-        barrier_arrive(&shared.base_copied[slot][column]);
-        barrier_arrive(&shared.base_landed[slot]);
-      }
+      warp_arrive(&shared.base_copied[slot][column]);
+      warp_arrive(&shared.base_landed[slot]);
       return;
     }
     const u32 misaligned = base_misalignment(args, request, step);
@@ -112,12 +110,9 @@ struct ServiceWarp {
       if (offset + BASE_BYTES <= plan::BASE_LINE_BYTES) store_base(line + offset, bits);
       prefetch_rest(column, round + 1);
       fence_async_proxy();  // a later bulk copy may cover these bytes
-      __syncwarp();
     }
-    if (lane == 0) {
-      barrier_arrive(&shared.base_copied[slot][column]);
-      if (!shifted) barrier_arrive(&shared.base_landed[slot]);
-    }
+    warp_arrive(&shared.base_copied[slot][column]);
+    if (!shifted) warp_arrive(&shared.base_landed[slot]);
   }
 
   // Whether all lines of the walk begin and end at whole 16-byte pieces, so that bulk copies bring all
@@ -145,12 +140,11 @@ struct ServiceWarp {
   __device__ __forceinline__ void finish_base(int column, int round) const {
     const int slot = round_slot(round);
     const int request = this->request(round_group(round), column);
+    barrier_wait(&shared.base_copied[slot][column], round_slot_parity(round));
     if (request >= args.num_requests) return;
     if ((base_misalignment(args, request, round_step(round)) & 3u) == 0) return;
-    barrier_wait(&shared.base_copied[slot][column], round_slot_parity(round));
     shift_line(shared.base[slot][column]);
-    __syncwarp();
-    if (lane_index() == 0) barrier_arrive(&shared.base_landed[slot]);
+    warp_arrive(&shared.base_landed[slot]);
   }
 
   // Moves a line of two-byte elements one element down, words of two at a time.
@@ -219,8 +213,7 @@ struct ServiceWarp {
 
   // Says that this warp's latents of a round are there.
   __device__ __forceinline__ void latents_sent(int round) const {
-    __syncwarp();
-    if (lane_index() == 0) barrier_arrive(&shared.latents_ready[latent_slot(round)]);
+    warp_arrive(&shared.latents_ready[latent_slot(round)]);
   }
 
   // Where latents are fetched later than their tokens are known: those of a round.

@@ -30,8 +30,7 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
     if constexpr (!plan::SAMPLED) break;
     if (exact || !again(warp_index(), settled)) break;
   }
-  __syncwarp();
-  if (lane_index() == 0) barrier_arrive(&shared.candidates_ready[round_slot(round)]);
+  warp_arrive(&shared.candidates_ready[round_slot(round)]);
   __syncwarp();
   mark(args, round, OFFERED);
 }

@@ -7,12 +7,12 @@ namespace wts {
 __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
   barrier_init(&shared.weights_landed, 1);
   for (int slot = 0; slot < plan::LATENT_SLOTS; ++slot)
-    barrier_init(&shared.latents_ready[slot], SERVING_WARPS);
+    barrier_init(&shared.latents_ready[slot], SERVING_WARPS * WARP_ARRIVALS);
   for (int slot = 0; slot < plan::BASE_SLOTS; ++slot) {
-    barrier_init(&shared.candidates_ready[slot], plan::SWEEP_WARPS);
-    barrier_init(&shared.base_landed[slot], plan::COLUMNS);
+    barrier_init(&shared.candidates_ready[slot], plan::SWEEP_WARPS * WARP_ARRIVALS);
+    barrier_init(&shared.base_landed[slot], plan::COLUMNS * WARP_ARRIVALS);
     for (int column = 0; column < plan::COLUMNS; ++column)
-      barrier_init(&shared.base_copied[slot][column], 1);
+      barrier_init(&shared.base_copied[slot][column], WARP_ARRIVALS);
   }
   shared.sequence = args.status->sequence;
   if constexpr (plan::SAMPLED) shared.noise_offset = static_cast<u32>(*args.noise_offset);
