@@ -289,8 +289,8 @@ def all_right() -> str:
 def walk_each_lane_arriving() -> None:
     """The same walks of kernels in which every lane arrives for itself at a barrier.
 
-    racecheck knows what an arrival orders, but not that __syncwarp orders what the other lanes wrote
-    before the arrival of one of them.
+    racecheck knows what an arrival orders, but not that __syncwarp orders what other lanes wrote
+    before it.
     """
     read = wts.compile._read_sources
 
