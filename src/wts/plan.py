@@ -40,7 +40,8 @@ SERVICE_WARPS = 4
 SWEEP_WARPS = 8
 MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
 WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
-FIRST_POLL_CYCLES = 200
+# After publishing; measured (docs/measured.md). Sampled blocks are further apart, so some wait anyway.
+FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES = 200, 100
 LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
 
@@ -200,6 +201,13 @@ class ResidencyPlan:
     def scored(self) -> bool:
         """Whether a word holds an approximate score, and the step logit to decide a close race."""
         return self.sampled and self.step_type != "fp32" and self.rows <= COMPACT_ROWS
+
+    @property
+    def first_poll_cycles(self) -> int:
+        """Cycles between publishing and asking for the others' words; several groups have waited."""
+        if self.groups > 1:
+            return 0
+        return FIRST_SAMPLED_POLL_CYCLES if self.sampled else FIRST_POLL_CYCLES
 
     @property
     def race_words(self) -> int:
@@ -433,7 +441,7 @@ class ResidencyPlan:
             "PARKED_LOGITS": self.parked_logits,
             "PARKING_THREADS": self.parking_threads,
             "EXCHANGE_LAG": self.exchange_lag,
-            "FIRST_POLL_CYCLES": FIRST_POLL_CYCLES if self.groups == 1 else 0,
+            "FIRST_POLL_CYCLES": self.first_poll_cycles,
             "SLOT_LINE_WORDS": self.slot_line_words,
             "SHARED_BYTES": self.shared_bytes,
             "SHARED_BYTES_LIMIT": self.shared_limit,

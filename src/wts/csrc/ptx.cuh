@@ -93,8 +93,8 @@ __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// 9.7.15.5: D = A(64x32 s8) * B(32xN s8) + D, or without D for the first; A in registers, 16 rows a
-// warp, or in shared memory; N = 8 for each block of four results a lane. Exact in int32.
+// 9.7.15.5: D = A(64x32 s8) * B(32x16 s8) + D, or without D for the first; A in registers, 16 rows a
+// warp, or in shared memory; two blocks of four results a lane. Exact in int32.
 template <bool FIRST>
 __device__ __forceinline__ void wgmma_s8(int (&d)[2][4], const u32* a, u64 b) {
   asm volatile(
@@ -118,36 +118,6 @@ __device__ __forceinline__ void wgmma_s8(int (&d)[2][4], u64 a, u64 b) {
       "%8, %9, p;\n\t}"
       : "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]),
         "+r"(d[1][0]), "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3])
-      : "l"(a), "l"(b), "n"(FIRST ? 0 : 1));
-}
-
-template <bool FIRST>
-__device__ __forceinline__ void wgmma_s8(int (&d)[4][4], const u32* a, u64 b) {
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %21, 0;\n\t"
-      "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15}, "
-      "{%16, %17, %18, %19}, %20, p;\n\t}"
-      : "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]),
-        "+r"(d[1][0]), "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3]),
-        "+r"(d[2][0]), "+r"(d[2][1]), "+r"(d[2][2]), "+r"(d[2][3]),
-        "+r"(d[3][0]), "+r"(d[3][1]), "+r"(d[3][2]), "+r"(d[3][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(FIRST ? 0 : 1));
-}
-
-template <bool FIRST>
-__device__ __forceinline__ void wgmma_s8(int (&d)[4][4], u64 a, u64 b) {
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %18, 0;\n\t"
-      "wgmma.mma_async.sync.aligned.m64n32k32.s32.s8.s8 "
-      "{%0, %1, %2, %3, %4, %5, %6, %7, "
-      "%8, %9, %10, %11, %12, %13, %14, %15}, "
-      "%16, %17, p;\n\t}"
-      : "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3]),
-        "+r"(d[1][0]), "+r"(d[1][1]), "+r"(d[1][2]), "+r"(d[1][3]),
-        "+r"(d[2][0]), "+r"(d[2][1]), "+r"(d[2][2]), "+r"(d[2][3]),
-        "+r"(d[3][0]), "+r"(d[3][1]), "+r"(d[3][2]), "+r"(d[3][3])
       : "l"(a), "l"(b), "n"(FIRST ? 0 : 1));
 }
 
