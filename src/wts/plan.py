@@ -40,7 +40,7 @@ SERVICE_WARPS = 4
 SWEEP_WARPS = 8
 MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
 WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
-# After publishing; measured (docs/measured.md). Sampled blocks are further apart, so some wait anyway.
+# After publishing; sampled blocks are further apart, so that some wait anyway (docs/measured.md).
 FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES = 200, 100
 LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
@@ -204,7 +204,7 @@ class ResidencyPlan:
 
     @property
     def first_poll_cycles(self) -> int:
-        """Cycles between publishing and asking for the others' words; several groups have waited."""
+        """Cycles between publishing and asking for others' words; several groups have waited."""
         if self.groups > 1:
             return 0
         return FIRST_SAMPLED_POLL_CYCLES if self.sampled else FIRST_POLL_CYCLES
