@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ResidencyPlan", "Shape", "plan_residency", "shared_layout", "with_fewer_registers"]
 
 # "mma": each warp multiplies for up to four requests, latents in registers (mma.sync). "wgmma":
-# four warps together multiply for 8 or 16 requests, latents in shared memory (wgmma.mma_async).
+# four warps together multiply for eight requests, latents in shared memory (wgmma.mma_async).
 Instruction = Literal["mma", "wgmma"]
 
 TILE_ROWS = 16

@@ -1,6 +1,6 @@
-// The product where the four warps of a warpgroup multiply together (wgmma): 8 or 16 requests at
-// once, latents in shared memory, fragments in registers or in shared memory. The sums of one tile
-// are judged while the tensor cores multiply the next.
+// The product where the four warps of a warpgroup multiply together (wgmma): eight requests at once,
+// latents in shared memory, fragments in registers or in shared memory. The sums of some tiles are
+// judged while the tensor cores multiply the next.
 #pragma once
 #include "offer.cuh"
 
