@@ -156,6 +156,9 @@ def compile_walk(
     cached = kept is not None
     cubin, log = kept or _compile(header, sources, plan.arch, trace)
     used = _resources(cubin, log)
+    if not cached:  # also what is refused below, so that the next process need not compile it again
+        _store(path, cubin)
+        _store(log_path, f"{_fingerprint(cubin)}\n{log}".encode())
     if not trace and (used.local_accesses or used.spill_bytes):
         raise _Spilled(
             f"plan {plan.hash}: wanted a kernel without spills, found {used.spill_bytes} spilled "
@@ -171,9 +174,6 @@ def compile_walk(
             f"plan {plan.hash}: wanted {plan.launch_registers} registers a thread at launch, found "
             f"{used.registers}; report this plan: {plan!r}"
         )
-    if not cached:
-        _store(path, cubin)
-        _store(log_path, f"{_fingerprint(cubin)}\n{log}".encode())
     return CompiledWalk(plan=plan, cubin=cubin, used=used, cached=cached)
 
 
