@@ -26,6 +26,13 @@ __device__ __forceinline__ Words4 philox(u32 c0, u32 c1, u32 c2, u32 c3, u32 k0,
   return {{c0, c1, c2, c3}};
 }
 
+// The word of a token among those of the four consecutive tokens it belongs to.
+__device__ __forceinline__ u32 word_of(const Words4& drawn, int token) {
+  const u32 low = token & 1 ? drawn.word[1] : drawn.word[0];
+  const u32 high = token & 1 ? drawn.word[3] : drawn.word[2];
+  return token & 2 ? high : low;
+}
+
 // ln(1 + f) + exponent ln 2 for f in [sqrt(1/2) - 1, sqrt(2) - 1]: the polynomial of Cephes' logf,
 // in an order with few operations behind one another.
 __device__ __forceinline__ float log_of_parts(float f, int exponent) {

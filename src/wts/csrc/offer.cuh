@@ -7,8 +7,8 @@ namespace wts {
 
 // ---- what a lane keeps of a round --------------------------------------------------------------
 
-// The best rows a lane has seen of one request, where rows may be sampled: ordered scores, which are
-// approximate for sampled rows. A row is named by its place among the lane's: 2 * accumulator + j.
+// The best rows a lane has seen of one request, where rows may be sampled: ordered scores,
+// approximate ones of sampled rows. A row is named by its place among the lane's: 2 * accumulator + j.
 struct Contest {
   int key = NEVER;
   int second = NEVER;
@@ -36,7 +36,8 @@ struct Offers {
 struct Lines {
   u32 base[plan::COLUMN_BLOCKS];  // shared address of row 0's
 
-  __device__ __forceinline__ Lines(const WalkArgs& args, const Shared& shared, int lane, int round) {
+  __device__ __forceinline__ Lines(const WalkArgs& args, const Shared& shared, int lane,
+                                   int round) {
     const int group = round_group(round);
 #pragma unroll
     for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) {
@@ -110,20 +111,20 @@ struct Sampling {
 
 // ---- noise -------------------------------------------------------------------------------------
 
-// The random words of the four consecutive tokens that a row of the shard belongs to.
-__device__ __forceinline__ Words4 draw_words(const WalkArgs& args, const Shared& shared, int row,
-                                             int round, int column) {
-  return philox((blockIdx.x * plan::ROWS + row) >> 2,
-                static_cast<u32>(round_group(round) * plan::COLUMNS + column),
-                static_cast<u32>(round_step(round)), shared.noise_offset,
-                static_cast<u32>(args.noise_key), static_cast<u32>(args.noise_key >> 32));
+// The random words of the four consecutive tokens that a token belongs to.
+__device__ __forceinline__ Words4 draw_words(const WalkArgs& args, const Shared& shared, u32 token,
+                                             int group, int column, int step) {
+  return philox(token >> 2, static_cast<u32>(group * plan::COLUMNS + column),
+                static_cast<u32>(step), shared.noise_offset, static_cast<u32>(args.noise_key),
+                static_cast<u32>(args.noise_key >> 32));
 }
 
-// Their noise, approximately; none for a greedy request.
+// Their noise, approximately, for a row of the shard; none for a greedy request.
 __device__ __forceinline__ void draw_noise(const WalkArgs& args, const Shared& shared, int row,
                                            int round, int column, bool sampled,
                                            float (&noise)[4]) {
-  const Words4 drawn = draw_words(args, shared, row, round, column);
+  const Words4 drawn = draw_words(args, shared, blockIdx.x * plan::ROWS + row,
+                                  round_group(round), column, round_step(round));
 #pragma unroll
   for (int i = 0; i < 4; ++i) {  // not in a branch: four at once
     const float approximate = approximate_noise(drawn.word[i]);
@@ -168,19 +169,20 @@ __device__ __forceinline__ void park_noise(const WalkArgs& args, Shared& shared,
 // ---- step logits and scores --------------------------------------------------------------------
 
 // What is judged at once: some accumulators, and all blocks of columns of each.
-template <int BLOCKS>
 struct Judged {
   int first;
-  __device__ __forceinline__ int accumulator(int i) const { return first + i / BLOCKS; }
-  __device__ __forceinline__ int block(int i) const { return i % BLOCKS; }
+  __device__ __forceinline__ int accumulator(int i) const {
+    return first + i / plan::COLUMN_BLOCKS;
+  }
+  __device__ __forceinline__ int block(int i) const { return i % plan::COLUMN_BLOCKS; }
   __device__ __forceinline__ bool exists(int i) const { return accumulator(i) < ACCUMULATORS; }
 };
 
-// Where approximations were too close: exact scores of the rows that may win, approximate ones of the
-// others. Rolled, through shared memory, because it is rare.
-template <int COUNT, int BLOCKS>
+// Where approximations were too close: exact scores of the rows that may win, approximate ones of
+// the others. Rolled, through shared memory, because it is rare.
+template <int COUNT>
 __device__ __forceinline__ void score_exactly(const WalkArgs& args, Shared& shared,
-                                              const Judged<BLOCKS>& judged, const LaneRows& rows,
+                                              const Judged& judged, const LaneRows& rows,
                                               int lane, int round,
                                               const float (&logits)[COUNT][2],
                                               const float (&limit)[plan::COLUMN_BLOCKS],
@@ -201,10 +203,9 @@ __device__ __forceinline__ void score_exactly(const WalkArgs& args, Shared& shar
     for (int j = 1; j < plan::COLUMN_BLOCKS; ++j) least = j == block ? limit[j] : least;
     float score = fused(x, 1.0f, 0.0f);
     if (temperature > 0.0f && x != minus_infinity()) {
-      const Words4 drawn = draw_words(args, shared, row, round, column);
-      const u32 low = row & 1 ? drawn.word[1] : drawn.word[0];
-      const u32 high = row & 1 ? drawn.word[3] : drawn.word[2];
-      const u32 word = row & 2 ? high : low;
+      const u32 word = word_of(draw_words(args, shared, blockIdx.x * plan::ROWS + row, group,
+                                          column, round_step(round)),
+                               row);
       score = fused(x, shared.inverse_temperature[group][column], approximate_noise(word));
       if (!(score < least)) score = __fadd_rn(sampled_score(x, temperature, word), 0.0f);
     }
@@ -220,10 +221,10 @@ __device__ __forceinline__ void score_exactly(const WalkArgs& args, Shared& shar
 constexpr bool DRAW_FIRST = !plan::NOISE_AHEAD && plan::GROUPS == 1;
 
 // The approximate noise of what is judged at once: parked, or drawn now.
-template <int COUNT, int BLOCKS>
+template <int COUNT>
 __device__ __forceinline__ void find_noise(const WalkArgs& args, const Shared& shared,
                                            const Sampling& sampling, const LaneRows& rows, int lane,
-                                           int round, const Judged<BLOCKS>& judged,
+                                           int round, const Judged& judged,
                                            float (&noise)[COUNT][2]) {
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) noise[i][0] = noise[i][1] = 0.0f;
@@ -243,7 +244,7 @@ __device__ __forceinline__ void find_noise(const WalkArgs& args, const Shared& s
       const bool half = accumulator == WHOLE_TILES && (row & 2);
       noise[i][0] = half ? drawn[2] : drawn[0];
       noise[i][1] = half ? drawn[3] : drawn[1];
-      const int next = i + BLOCKS;
+      const int next = i + plan::COLUMN_BLOCKS;
       if (next < COUNT) {
         noise[next][0] = drawn[2];
         noise[next][1] = drawn[3];
@@ -254,25 +255,24 @@ __device__ __forceinline__ void find_noise(const WalkArgs& args, const Shared& s
 
 // Turns sums into step logits and offers what may win. sum_of(i, block) gives the sums of the i-th
 // accumulator, when they are there; the noise of warpgroups is drawn before that.
-template <int ACCUMULATORS_HERE, int BLOCKS, typename Wait, typename SumOf>
+template <int ACCUMULATORS_HERE, typename Wait, typename SumOf>
 __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared, const Lines& lines,
                                            const Sampling& sampling, int warp, int lane, int round,
                                            int first, const Wait& wait, const SumOf& sum_of,
                                            bool exact, const float (&limit)[plan::COLUMN_BLOCKS],
                                            Offers& offers) {
-  constexpr int COUNT = ACCUMULATORS_HERE * BLOCKS;
-  const Judged<BLOCKS> judged{first};
+  constexpr int BLOCKS = plan::COLUMN_BLOCKS, COUNT = ACCUMULATORS_HERE * BLOCKS;
+  const Judged judged{first};
   const LaneRows rows(warp, lane);
   float noise[plan::SAMPLED ? COUNT : 1][2];
   if constexpr (plan::SAMPLED && DRAW_FIRST)
-    find_noise<COUNT, BLOCKS>(args, shared, sampling, rows, lane, round, judged, noise);
+    find_noise<COUNT>(args, shared, sampling, rows, lane, round, judged, noise);
   wait();
   float2 scales[COUNT], bases[COUNT];
   float latent_scales[BLOCKS];
 #pragma unroll
   for (int block = 0; block < BLOCKS; ++block)
-    latent_scales[block] =
-        shared.latent_scale[latent_slot(round)][lane_column(lane, block)];
+    latent_scales[block] = shared.latent_scale[latent_slot(round)][lane_column(lane, block)];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     if (!judged.exists(i)) continue;
@@ -316,15 +316,14 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
     }
   } else {
     if constexpr (!DRAW_FIRST)
-      find_noise<COUNT, BLOCKS>(args, shared, sampling, rows, lane, round, judged, noise);
+      find_noise<COUNT>(args, shared, sampling, rows, lane, round, judged, noise);
     float scores[COUNT][2];
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
 #pragma unroll
       for (int j = 0; j < 2; ++j)
         // A greedy row's score is its step logit: times one, plus a zero that makes -0 a +0.
-        scores[i][j] =
-            fused(logits[i][j], sampling.inverse[judged.block(i)], noise[i][j]);
+        scores[i][j] = fused(logits[i][j], sampling.inverse[judged.block(i)], noise[i][j]);
     if ((DRAW_FIRST || plan::NOISE_AHEAD) && !sampling.whole && !exact) {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i)
@@ -333,7 +332,7 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
                                logits[i][1]);
     }
     if (exact)
-      score_exactly<COUNT, BLOCKS>(args, shared, judged, rows, lane, round, logits, limit, scores);
+      score_exactly<COUNT>(args, shared, judged, rows, lane, round, logits, limit, scores);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       if (!judged.exists(i)) continue;

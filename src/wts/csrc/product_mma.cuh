@@ -1,5 +1,5 @@
-// The product where each warp multiplies alone (mma.sync): up to four requests, latents in registers,
-// fragments in registers, in shared memory, or streamed from L2.
+// The product where each warp multiplies alone (mma.sync): up to four requests, latents in
+// registers, fragments in registers, in shared memory, or streamed from L2.
 #pragma once
 #include "offer.cuh"
 
@@ -20,7 +20,6 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
                                          const ResidentWeights& weights, int round, bool exact,
                                          const float (&limit)[plan::COLUMN_BLOCKS],
                                          Offers& offers) {
-  const int step = round_step(round), group = round_group(round);
   const int lane = lane_index(), warp = warp_index();
 
   // Fragments depend on no token: the first are in flight while the blocks exchange. Streamed ones
@@ -93,7 +92,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     if (phase == plan::PHASES - 1) mark(args, round, SWEPT);
     const Lines lines(args, shared, lane, round);
     const auto sum_of = [&](int i, int) -> const int(&)[4] { return sums[i]; };
-    offer_sums<LIVE, 1>(args, shared, lines, sampling, warp, lane, round, phase * LIVE, [] {},
+    offer_sums<LIVE>(args, shared, lines, sampling, warp, lane, round, phase * LIVE, [] {},
                         sum_of, exact, limit, offers);
   }
 }

@@ -1,5 +1,5 @@
-// The product where the four warps of a warpgroup multiply together (wgmma): eight requests at once,
-// latents in shared memory, fragments in registers or in shared memory. The sums of some tiles are
+// The product where the four warps of a warpgroup multiply together (wgmma): eight requests at
+// once, latents in shared memory, fragments in registers or in shared memory. The sums of some tiles are
 // judged while the tensor cores multiply the next.
 #pragma once
 #include "offer.cuh"
@@ -30,9 +30,9 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
                                          const ResidentWeights& weights, int round, bool exact,
                                          const float (&limit)[plan::COLUMN_BLOCKS],
                                          Offers& offers) {
-  const int step = round_step(round), group = round_group(round);
   const int lane = lane_index();
-  const int warp = __shfl_sync(0xffffffffu, warp_index(), 0);  // descriptors live in uniform registers
+  // The same in all lanes, so that descriptors are made in uniform registers.
+  const int warp = __shfl_sync(0xffffffffu, warp_index(), 0);
   const u64 fragments = operand_descriptor(
       shared_address(shared.fragments) +
           warp / plan::OPERAND_WARPS * (plan::SHARED_FRAGMENTS * OPERAND_BYTES),
@@ -74,8 +74,6 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
   };
 
   const Sampling sampling(args, shared, lane, round);
-  if constexpr (plan::NOISE_AHEAD)
-    if (sampling.any) park_noise(args, shared, sampling, warp, lane, round);
   barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
   mark(args, round, LATENT_SEEN);
   if (IN_FLIGHT > 1) begin(0);
@@ -97,8 +95,8 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     const auto sum_of = [&](int i, int block) -> const int(&)[4] {
       return sums[batch % IN_FLIGHT][i * plan::COLUMN_BLOCKS + block];
     };
-    offer_sums<TILES, plan::COLUMN_BLOCKS>(args, shared, lines, sampling, warp, lane, round,
-                                           batch * TILES, wait, sum_of, exact, limit, offers);
+    offer_sums<TILES>(args, shared, lines, sampling, warp, lane, round, batch * TILES, wait, sum_of,
+                      exact, limit, offers);
   }
 }
 

@@ -33,6 +33,7 @@ enum Event { LATENT_SEEN, SWEPT, OFFERED, GATHERED, PUBLISHED, DECODED, LATENT_S
 
 constexpr int TRACED_ROUNDS = 64;
 
+// Into args.trace[NUM_BLOCKS][TRACED_ROUNDS][NUM_EVENTS].
 __device__ __forceinline__ void mark(const WalkArgs& args, int round, Event event) {
   if constexpr (plan::TRACE) {
     if ((threadIdx.x & 31) == 0 && round < TRACED_ROUNDS) {
@@ -45,8 +46,8 @@ __device__ __forceinline__ void mark(const WalkArgs& args, int round, Event even
 
 // ---- arrivals ----------------------------------------------------------------------------------
 
-// A warp's one arrival: what its lanes wrote before is seen by whoever waits, since __syncwarp orders
-// it before the release of lane 0. A tool that does not follow that order is given a build in which
+// A warp's one arrival: what its lanes wrote before is seen by whoever waits, since __syncwarp
+// orders it before the release of lane 0. A tool that does not follow that order is given a build in which
 // every lane arrives for itself.
 #ifndef WTS_EACH_LANE_ARRIVES
 #define WTS_EACH_LANE_ARRIVES 0
@@ -99,8 +100,9 @@ __device__ constexpr int fragment_place(int position) {  // register index, or -
   return place[position];
 }
 
-// Position of a tile's slab where warps multiply alone: phase after phase, in each slab after slab, in each the first tile of
-// every live accumulator, then the second ones; the last accumulator may have fewer tiles.
+// Position of a tile's slab where warps multiply alone: phase after phase, in each slab after slab,
+// in each the first tile of every live accumulator, then the second ones; the last accumulator may
+// have fewer tiles.
 __device__ constexpr int fragment_position(int phase, int slab, int variant, int live) {
   constexpr int LAST_TILES = plan::WARP_TILES - (ACCUMULATORS - 1) * SHARING;
   const bool last = phase == plan::PHASES - 1;

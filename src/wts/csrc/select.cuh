@@ -78,7 +78,6 @@ __device__ __forceinline__ void store_step_logits(Byte* at, float x0, float x1) 
 // ---- order -------------------------------------------------------------------------------------
 
 constexpr int NEVER = static_cast<int>(0x80000000u);  // below the key of -inf
-constexpr int NOBODY = -1;                            // the row of a candidate that is none
 
 // Signed order of keys = order of scores; -0 equals +0; NaN is above +inf, whatever its sign.
 __device__ __forceinline__ int ordered_key(float score) {

@@ -255,13 +255,9 @@ struct ServiceWarp {
                                            float logit) const {
     const float temperature = shared.temperature[group][column];
     if (!(temperature > 0.0f) || logit == minus_infinity()) return ordered_key(logit);
-    const Words4 drawn =
-        philox(token >> 2, static_cast<u32>(request(group, column)), static_cast<u32>(step),
-               shared.noise_offset, static_cast<u32>(args.noise_key),
-               static_cast<u32>(args.noise_key >> 32));
-    const u32 low = token & 1 ? drawn.word[1] : drawn.word[0];
-    const u32 high = token & 1 ? drawn.word[3] : drawn.word[2];
-    return ordered_key(sampled_score(logit, temperature, token & 2 ? high : low));
+    const Words4 drawn = draw_words(args, shared, token, group, column, step);
+    return ordered_key(
+        sampled_score(logit, temperature, word_of(drawn, static_cast<int>(token))));
   }
 
   // Below this no approximate score can stand for the best one, whose key is `top`.
