@@ -150,6 +150,10 @@ class TestKernel:
         assert compiled.used.matrix_instructions == plan.matrix_instructions
         assert (compiled.used.spill_bytes, compiled.used.local_accesses) == (0, 0)
 
+    def test_of_wide_base_logits_of_many_requests(self) -> None:
+        """Eight at once spill with them; the plan that takes over does not."""
+        compile_fitting(plan_of(151_936, 256, 8, "fp32"))
+
     def test_of_a_large_head_on_few_blocks(self) -> None:
         compile_fitting(plan_of(248_320, 256, 8, blocks=78))
 

@@ -29,6 +29,7 @@ from wts.plan import (
     plan_residency,
     shared_layout,
     with_fewer_registers,
+    with_lone_warps,
 )
 
 QWEN = Shape(vocab=151_936, rank=256)
@@ -422,3 +423,21 @@ def test_a_plan_that_step_wise_execution_beats_says_so(
     assert plan.loses == loses
     assert ("step-wise execution is faster" in str(plan)) == loses
     assert ("times the projection from L2" in str(plan)) == (plan.streamed_fragments > 0)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+def test_a_warpgroups_plan_can_become_one_of_lone_warps(sampled: bool) -> None:
+    """A compiler that spills must not end a head that fits: fp32 base logits of eight requests."""
+    plan = plan_residency(
+        Shape(vocab=100_000, rank=256), "h200", batch=8, sampled=sampled, base_type="fp32"
+    )
+    assert plan.warpgroups
+    last = with_lone_warps(plan)
+    assert last.instruction == "mma"
+    assert last.shared_bytes <= last.shared_limit
+    assert (last.rows, last.num_blocks, last.step_type) == (
+        plan.rows,
+        plan.num_blocks,
+        plan.step_type,
+    )
+    assert last.groups * last.columns >= plan.batch

@@ -19,7 +19,7 @@ from importlib import resources
 from pathlib import Path
 
 from wts.errors import CompileError, PlanError
-from wts.plan import ResidencyPlan, with_fewer_registers
+from wts.plan import ResidencyPlan, with_fewer_registers, with_lone_warps
 
 __all__ = [
     "KERNEL_NAME",
@@ -192,8 +192,10 @@ def compile_fitting(plan: ResidencyPlan, *, trace: bool = False) -> CompiledWalk
         except _Spilled as error:
             try:
                 fewer = with_fewer_registers(plan)
-            except PlanError:  # nothing left to take: the spill is the error
-                raise error from None
+            except PlanError:
+                if not plan.warpgroups:  # nothing left to take: the spill is the error
+                    raise error from None
+                fewer = with_lone_warps(plan)
             logger.info("wts: plan %s gives way to %s: %s", plan.hash, fewer.hash, error)
             plan = fewer
     return compile_walk(plan, trace=trace)

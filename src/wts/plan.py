@@ -11,7 +11,6 @@ Rows come in tiles of 16, tiles in pairs of 32 consecutive tokens. A block owns 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -22,7 +21,14 @@ from wts.numbers import NUMBER_BYTES, NUMBER_TYPES, RANKS, NumberType
 if TYPE_CHECKING:
     from wts.heads import Head
 
-__all__ = ["ResidencyPlan", "Shape", "plan_residency", "shared_layout", "with_fewer_registers"]
+__all__ = [
+    "ResidencyPlan",
+    "Shape",
+    "plan_residency",
+    "shared_layout",
+    "with_fewer_registers",
+    "with_lone_warps",
+]
 
 # "mma": each warp multiplies for up to four requests, latents in registers (mma.sync). "wgmma":
 # four warps together multiply for eight requests, latents in shared memory (wgmma.mma_async).
@@ -39,6 +45,7 @@ MAX_TABLE_ROWS = (1 << 31) - 1  # a row number is an int of the kernel
 SERVICE_WARPS = 4
 SWEEP_WARPS = 8
 MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
+TILES_JUDGED = 2  # of such a warp, at once: a pair, whose noise comes together
 WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
 # After publishing; sampled blocks are further apart, so that some wait anyway (docs/measured.md).
 FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES = 200, 100
@@ -268,11 +275,6 @@ class ResidencyPlan:
         return self.groups * self.columns if self.groups > self.latent_slots else 1
 
     @property
-    def tiles_judged(self) -> int:
-        """Tiles of a warp of a warpgroup judged at once: a pair, whose noise comes together."""
-        return 2
-
-    @property
     def parked_noise(self) -> int:
         """Numbers of noise each sweeping thread parks: of all its rows, where it draws ahead."""
         return 2 * self.accumulators * self.column_blocks if self.noise_ahead else 1
@@ -290,7 +292,7 @@ class ResidencyPlan:
         """Step logits it parks where they are judged again: those judged at once."""
         if not self.sampled:
             return 1
-        at_once = self.tiles_judged if self.warpgroups else -(-self.accumulators // self.phases)
+        at_once = TILES_JUDGED if self.warpgroups else -(-self.accumulators // self.phases)
         return 2 * self.column_blocks * at_once
 
     @property
@@ -437,7 +439,7 @@ class ResidencyPlan:
             "RACE_WORDS": self.race_words,
             "CANDIDATES": self.candidates,
             "PARKED_NOISE": self.parked_noise,
-            "TILES_JUDGED": self.tiles_judged,
+            "TILES_JUDGED": TILES_JUDGED,
             "PARKED_LOGITS": self.parked_logits,
             "PARKING_THREADS": self.parking_threads,
             "EXCHANGE_LAG": self.exchange_lag,
@@ -567,53 +569,53 @@ def plan_residency(
         if value not in NUMBER_TYPES:
             raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
 
-    for choice in _choices(spec, batch, sampled):
-        plan = _plan_choice(shape, spec, choice, batch, steps, sampled, base_type)
+    unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type)
+    plan = _first_that_fits(unplaced, _choices(spec, batch, sampled))
+    if plan.shared_bytes > plan.shared_limit:
+        raise PlanError(
+            f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} "
+            f"bytes of shared memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU "
+            "with more co-resident blocks"
+        )
+    return plan
+
+
+def _choices(spec: GpuSpec, batch: int, sampled: bool) -> list[Choice]:
+    """Choices for a batch, the best first."""
+    widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch
+    choices = list(reversed(_CHOICES["sampled" if sampled else "greedy"]))
+    if sampled and widest == 8 and 8 < batch <= 16:
+        choices = [*_CHOICES["sampled, two groups"], *choices]
+    return [choice for choice in choices if choice.columns <= widest]
+
+
+def _first_that_fits(unplaced: ResidencyPlan, choices: list[Choice]) -> ResidencyPlan:
+    """The plan of the first choice that can be; of the last one, too large, where none can."""
+    for choice in choices:
+        plan = _arrange(unplaced, choice)
         if plan.shared_bytes > plan.shared_limit:
             continue  # large shards may leave no room to stage so many requests' base logits
         if plan.warpgroups and (plan.streamed_fragments or plan.warp_tiles > MOST_UNROLLED_TILES):
             continue
         if plan.streamed_fragments:
-            streaming = _CHOICES["sampled, streaming" if sampled else "greedy, streaming"]
-            choice = next(c for c in streaming if c.columns == plan.columns)
-            plan = _plan_choice(shape, spec, choice, batch, steps, sampled, base_type)
+            streaming = _CHOICES["sampled, streaming" if plan.sampled else "greedy, streaming"]
+            plan = _arrange(unplaced, next(c for c in streaming if c.columns == plan.columns))
         return plan
-    raise PlanError(
-        f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} bytes "
-        f"of shared memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU with more "
-        "co-resident blocks"
-    )
+    return plan
 
 
-def _choices(spec: GpuSpec, batch: int, sampled: bool) -> Iterator[Choice]:
-    """Choices for a batch, the best first."""
-    widest = min(batch, 4) if batch != 3 else 4
-    if spec.is_hopper and batch > 4:
-        widest = 8
-    if sampled and widest == 8 and batch <= 16:
-        yield from _CHOICES["sampled, two groups"] if batch > 8 else ()
-    for choice in reversed(_CHOICES["sampled" if sampled else "greedy"]):
-        if choice.columns <= widest:
-            yield choice
-
-
-def _plan_choice(
+def _unplaced(
     shape: Shape,
     spec: GpuSpec,
-    choice: Choice,
     batch: int,
     steps: int,
     sampled: bool,
     base_type: NumberType,
 ) -> ResidencyPlan:
-    """The plan for one choice; it may need more shared memory than there is."""
-    columns = choice.columns
-    groups = -(-batch // columns)
+    """What a plan is before anything is chosen: which rows a block and a warp own."""
     tiles = 2 * -(-shape.vocab // PAIR_ROWS)
     warp_tiles = -(-tiles // (spec.max_blocks * SWEEP_WARPS))
-    accumulators = -(-warp_tiles // max(1, 4 // columns))
-    warpgroups = choice.instruction == "wgmma"
-    unplaced = ResidencyPlan(
+    return ResidencyPlan(
         gpu=spec.name,
         arch=spec.arch,
         vocab=shape.vocab,
@@ -626,29 +628,49 @@ def _plan_choice(
         base_type=base_type,
         step_type=_promote(base_type, shape.table_type),
         num_blocks=-(-tiles // (warp_tiles * SWEEP_WARPS)),
-        instruction=choice.instruction,
+        instruction="mma",
         sweep_warps=SWEEP_WARPS,
-        sweep_registers=choice.registers[0],
-        service_registers=choice.registers[1],
+        sweep_registers=0,
+        service_registers=0,
         warp_tiles=warp_tiles,
         register_fragments=0,
         shared_fragments=0,
         streamed_fragments=0,
-        columns=columns,
-        groups=groups,
-        tiles_per_accumulator=-(-warp_tiles // accumulators),
+        columns=1,
+        groups=batch,
+        tiles_per_accumulator=1,
         phases=1,
-        queue_depth=max(1, choice.queue),
-        tiles_in_flight=choice.live if warpgroups else 1,
-        served_together=choice.together,
+        queue_depth=1,
+        tiles_in_flight=1,
+        served_together=1,
         base_slots=2,
-        exchange_lag=1 if groups > 2 else 0,
+        exchange_lag=0,
         shared_limit=spec.shared_bytes_per_block,
         max_blocks=spec.max_blocks,
     )
-    longer = 0 if warpgroups else max(0, unplaced.slabs - 8) // 2  # a longer latent takes as many
+
+
+def _arrange(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
+    """The same rows arranged as a choice says; it may need more shared memory than there is."""
+    groups = -(-plan.batch // choice.columns)
+    accumulators = -(-plan.warp_tiles // max(1, 4 // choice.columns))
+    warpgroups = choice.instruction == "wgmma"
+    plan = replace(
+        plan,
+        instruction=choice.instruction,
+        sweep_registers=choice.registers[0],
+        service_registers=choice.registers[1],
+        columns=choice.columns,
+        groups=groups,
+        tiles_per_accumulator=-(-plan.warp_tiles // accumulators),
+        queue_depth=max(1, choice.queue),
+        tiles_in_flight=choice.live if warpgroups else 1,
+        served_together=choice.together,
+        exchange_lag=1 if groups > 2 else 0,
+    )
+    longer = 0 if warpgroups else max(0, plan.slabs - 8) // 2  # a longer latent takes as many
     live = accumulators if warpgroups else choice.live
-    return _place(unplaced, choice.fragments - longer, live)
+    return _place(plan, choice.fragments - longer, live)
 
 
 def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
@@ -672,6 +694,15 @@ def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
             f"none; report this plan: {plan!r}"
         )
     return fewer
+
+
+def with_lone_warps(plan: ResidencyPlan) -> ResidencyPlan:
+    """The same rows and batch for warps that multiply alone, which can also stream.
+
+    For a warpgroup's plan that a compiler spills and that has no register left to give.
+    """
+    choices = reversed(_CHOICES["sampled" if plan.sampled else "greedy"])
+    return _first_that_fits(plan, [c for c in choices if c.instruction == "mma"])
 
 
 def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
