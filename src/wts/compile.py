@@ -39,6 +39,7 @@ _SOURCES = (
     "product_mma.cuh",
     "product_wgmma.cuh",
     "offer.cuh",
+    "ring.cuh",
     "rounds.cuh",
     "exchange.cuh",
     "noise.cuh",

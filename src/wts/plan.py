@@ -47,6 +47,8 @@ SWEEP_WARPS = 8
 MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
 TILES_JUDGED = 2  # of such a warp, at once: a pair, whose noise comes together
 WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
+# Half tiles of a warpgroup's ring: those of two batches being multiplied, and one batch's on its way.
+RING_UNITS = 6
 # After publishing; sampled blocks are further apart, so that some wait anyway (docs/measured.md).
 FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES = 200, 100
 LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
@@ -97,11 +99,19 @@ _CHOICES = {
         Choice("mma", 1, 36, 4, 5, (232, 40)),
         Choice("mma", 2, 32, 4, 5, (232, 40)),
         Choice("mma", 4, 32, 4, 3, (224, 56)),
+        Choice("wgmma", 1, 44, 0, 4, (224, 56)),
+        Choice("wgmma", 2, 44, 0, 4, (224, 56)),
+        Choice("wgmma", 4, 44, 0, 4, (224, 56)),
+        Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
     ),
     "sampled, streaming": (
         Choice("mma", 1, 34, 4, 5, (216, 72)),
         Choice("mma", 2, 28, 4, 5, (216, 72)),
         Choice("mma", 4, 28, 2, 5, (216, 72)),
+        Choice("wgmma", 1, 36, 0, 2, (216, 72)),
+        Choice("wgmma", 2, 36, 0, 2, (216, 72)),
+        Choice("wgmma", 4, 36, 0, 2, (216, 72)),
+        Choice("wgmma", 8, 33, 0, 2, (216, 72)),
     ),
 }
 
@@ -152,6 +162,7 @@ class ResidencyPlan:
     register_fragments: int
     shared_fragments: int
     streamed_fragments: int
+    ring_units: int
     columns: int
     groups: int
     tiles_per_accumulator: int
@@ -242,9 +253,25 @@ class ResidencyPlan:
         return WARPGROUP if self.warpgroups else 1
 
     @property
+    def unit_fragments(self) -> int:
+        """Fragments of a warp in half a tile: what warpgroups stream at once."""
+        return self.slabs // 2
+
+    @property
+    def ring_unit_bytes(self) -> int:
+        """Bytes of a warpgroup's half tile."""
+        return self.unit_fragments * self.operand_warps * FRAGMENT_BYTES
+
+    @property
     def column_blocks(self) -> int:
         """Blocks of eight operand columns, two a request, of one matrix instruction."""
         return -(-self.columns // 4)
+
+    @property
+    def latent_bytes(self) -> int:
+        """Bytes of a group's latents: warpgroups read whole blocks of columns."""
+        lines = 4 * self.column_blocks if self.warpgroups else self.columns
+        return lines * self.latent_line_bytes
 
     @property
     def latent_line_bytes(self) -> int:
@@ -365,6 +392,8 @@ class ResidencyPlan:
         Streamed ones come first, because the first loads are issued while the blocks exchange.
         """
         order = self.sweep_order()
+        if self.warpgroups:
+            return self._warpgroup_places()
         total, shared = len(order), self.shared_fragments + self.streamed_fragments
         starts = [i for i in range(total) if i == 0 or order[i][1] != order[i - 1][1]]
         kinds: list[bool] = []
@@ -382,6 +411,30 @@ class ResidencyPlan:
                 result.append(("streamed", index))
             else:
                 result.append(("shared", index - self.streamed_fragments))
+        return result
+
+    def _warpgroup_places(self) -> list[tuple[Literal["register", "shared", "streamed"], int]]:
+        """Streamed half tiles spread evenly over the sweep, resident fragments over what is left."""
+        units = self.warp_tiles * self.slabs // self.unit_fragments
+        streamed = self.streamed_fragments // self.unit_fragments
+        resident = self.register_fragments + self.shared_fragments
+        result: list[tuple[Literal["register", "shared", "streamed"], int]] = []
+        counts = {"register": 0, "shared": 0, "streamed": 0}
+
+        def put(place: Literal["register", "shared", "streamed"]) -> None:
+            result.append((place, counts[place]))
+            counts[place] += 1
+
+        for unit in range(units):
+            passing = (unit + 1) * streamed // units > unit * streamed // units
+            for _ in range(self.unit_fragments):
+                at = counts["register"] + counts["shared"]
+                if passing:
+                    put("streamed")
+                elif (at + 1) * self.shared_fragments // resident > counts["shared"]:
+                    put("shared")
+                else:
+                    put("register")
         return result
 
     @property
@@ -420,6 +473,12 @@ class ResidencyPlan:
             "STREAMED_FRAGMENTS": self.streamed_fragments,
             "PHASES_APART": int(self.streamed_fragments > 0 or self.groups > 1),
             "FRAGMENT_STORAGE": max(1, self.sweep_warps * self.shared_fragments),
+            "RING_UNITS": self.ring_units,
+            "RING_LENGTH": max(1, self.ring_units),
+            "RING_PLACES": _ring_places(self),
+            "RING_UNIT_BYTES": self.ring_unit_bytes if self.ring_units else 1,
+            "WARPGROUP_COUNT": _ring_places(self) // max(1, self.ring_units),
+            "LATENT_BYTES": self.latent_bytes,
             "LATENT_LINE_BYTES": self.latent_line_bytes,
             "COLUMNS": self.columns,
             "COLUMN_BLOCKS": self.column_blocks,
@@ -464,7 +523,8 @@ class ResidencyPlan:
         lines.append(f"#define WTS_WARPGROUPS {int(self.warpgroups)}")
         lines.append("#define WTS_FRAGMENT_PLACE " + ", ".join(map(str, places)))
         lines.append("#define WTS_FRAGMENT_SOURCE " + ", ".join(map(str, sources)))
-        away = [source for source, place in zip(sources, places, strict=True) if place < 0]
+        away = [source for _, source in sorted(zip(places, sources, strict=True), reverse=True)]
+        away = away[self.register_fragments :]
         lines.append("#define WTS_AWAY_SOURCE " + ", ".join(map(str, away or [0])))
         lines.append("#ifndef WTS_TRACE\n#define WTS_TRACE 0\n#endif")
         lines.append("namespace wts {\nnamespace plan {")
@@ -488,15 +548,17 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
     Mirrors `struct Shared` of csrc/layout.cuh, which asserts the same total.
     """
     groups, columns, slots = plan.groups, plan.columns, plan.base_slots
+    places = _ring_places(plan)
     members = [
         ("fragments", max(1, plan.sweep_warps * plan.shared_fragments) * FRAGMENT_BYTES, 128),
+        ("ring", places * (plan.ring_unit_bytes if plan.ring_units else 1), 128),
         ("row_scale", 4 * plan.rows, 16),
         ("base", slots * columns * plan.base_line_bytes, 16),
         ("noise", plan.parked_noise * plan.parking_threads * 4, 16),
         ("logits", plan.parked_logits * plan.parking_threads * 4, 16),
         ("temperature", (groups if plan.sampled else 1) * columns * 4, 16),
         ("inverse_temperature", (groups if plan.sampled else 1) * columns * 4, 16),
-        ("latent", plan.latent_slots * columns * plan.latent_line_bytes, 128),
+        ("latent", plan.latent_slots * plan.latent_bytes, 128),
         ("latent_scale", plan.latent_slots * columns * 4, 16),
         ("token", plan.later_tokens * 4, 16),
         ("candidate_key", slots * columns * plan.candidates * 4, 16),
@@ -508,6 +570,8 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("candidates_ready", 8 * slots, 8),
         ("base_landed", 8 * slots, 8),
         ("base_copied", 8 * slots * columns, 8),
+        ("ring_landed", 8 * places, 8),
+        ("ring_readers", 4 * places, 4),
         ("deadline", 8 * SERVICE_WARPS, 8),
         ("sequence", 4, 16),
         ("noise_offset", 4, 4),
@@ -520,6 +584,11 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         offset += size
     layout.append(("end", -(-offset // 128) * 128))
     return layout
+
+
+def _ring_places(plan: ResidencyPlan) -> int:
+    """Places of all rings of a block; the kernel's struct has one where there is none."""
+    return plan.ring_units * plan.sweep_warps // WARPGROUP if plan.ring_units else 1
 
 
 # ---- the planner -------------------------------------------------------------------------------
@@ -589,18 +658,33 @@ def _choices(spec: GpuSpec, batch: int, sampled: bool) -> list[Choice]:
     return [choice for choice in choices if choice.columns <= widest]
 
 
-def _first_that_fits(unplaced: ResidencyPlan, choices: list[Choice]) -> ResidencyPlan:
+def _first_that_fits(
+    unplaced: ResidencyPlan, choices: list[Choice], *, lone: bool = False
+) -> ResidencyPlan:
     """The plan of the first choice that can be; of the last one, too large, where none can."""
     for choice in choices:
         plan = _arrange(unplaced, choice)
         if plan.shared_bytes > plan.shared_limit:
             continue  # large shards may leave no room to stage so many requests' base logits
-        if plan.warpgroups and (plan.streamed_fragments or plan.warp_tiles > MOST_UNROLLED_TILES):
+        if plan.warpgroups and plan.warp_tiles > MOST_UNROLLED_TILES:
             continue
         if plan.streamed_fragments:
-            streaming = _CHOICES["sampled, streaming" if plan.sampled else "greedy, streaming"]
-            plan = _arrange(unplaced, next(c for c in streaming if c.columns == plan.columns))
+            plan = _streaming(unplaced, plan, lone)
         return plan
+    return plan
+
+
+def _streaming(unplaced: ResidencyPlan, plan: ResidencyPlan, lone: bool) -> ResidencyPlan:
+    """The best plan that streams, of as many columns: by warpgroups unless warps must be alone."""
+    together = (
+        not lone and unplaced.arch == "sm_90a" and plan.warp_tiles <= MOST_UNROLLED_TILES
+    )
+    choices = _CHOICES["sampled, streaming" if plan.sampled else "greedy, streaming"]
+    for choice in reversed(choices):
+        if choice.columns == plan.columns and (choice.instruction == "mma" or together):
+            better = _arrange(unplaced, choice)
+            if better.shared_bytes <= better.shared_limit:
+                return better
     return plan
 
 
@@ -636,6 +720,7 @@ def _unplaced(
         register_fragments=0,
         shared_fragments=0,
         streamed_fragments=0,
+        ring_units=0,
         columns=1,
         groups=batch,
         tiles_per_accumulator=1,
@@ -653,8 +738,9 @@ def _unplaced(
 def _arrange(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
     """The same rows arranged as a choice says; it may need more shared memory than there is."""
     groups = -(-plan.batch // choice.columns)
-    accumulators = -(-plan.warp_tiles // max(1, 4 // choice.columns))
     warpgroups = choice.instruction == "wgmma"
+    sharing = 1 if warpgroups else max(1, 4 // choice.columns)
+    accumulators = -(-plan.warp_tiles // sharing)
     plan = replace(
         plan,
         instruction=choice.instruction,
@@ -687,13 +773,7 @@ def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
     # Fewer loads ahead and more sums at once are what else was seen to help where tiles are many.
     live = plan.accumulators if plan.warpgroups else 5
     fewer = replace(plan, queue_depth=min(plan.queue_depth, 2))
-    fewer = _place(fewer, plan.register_fragments - 4, live)
-    if fewer.warpgroups and fewer.streamed_fragments:
-        raise PlanError(
-            f"plan {plan.hash}: wanted room in shared memory for four more fragments a warp, found "
-            f"none; report this plan: {plan!r}"
-        )
-    return fewer
+    return _place(fewer, plan.register_fragments - 4, live)
 
 
 def with_lone_warps(plan: ResidencyPlan) -> ResidencyPlan:
@@ -702,7 +782,7 @@ def with_lone_warps(plan: ResidencyPlan) -> ResidencyPlan:
     For a warpgroup's plan that a compiler spills and that has no register left to give.
     """
     choices = reversed(_CHOICES["sampled" if plan.sampled else "greedy"])
-    return _first_that_fits(plan, [c for c in choices if c.instruction == "mma"])
+    return _first_that_fits(plan, [c for c in choices if c.instruction == "mma"], lone=True)
 
 
 def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
@@ -714,9 +794,12 @@ def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan
         register_fragments=registers,
         shared_fragments=fragments - registers,
         streamed_fragments=0,
+        ring_units=0,
         phases=-(-plan.accumulators // live),
         base_slots=2,
     )
+    if plan.warpgroups and plan.shared_bytes > plan.shared_limit:
+        return _stream_units(plan, most_registers)
     too_many = max(0, plan.shared_bytes - plan.shared_limit)
     streamed = min(plan.shared_fragments, -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES)))
     plan = replace(
@@ -729,6 +812,24 @@ def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan
         if deeper.shared_bytes > plan.shared_limit:
             break
         plan = deeper
+    return plan
+
+
+def _stream_units(plan: ResidencyPlan, most_registers: int) -> ResidencyPlan:
+    """As few half tiles streamed as there is no room for; too large a plan where none fits."""
+    fragments = plan.warp_tiles * plan.slabs
+    # With one group, base logits of one round: they come while blocks exchange.
+    plan = replace(plan, base_slots=1 if plan.groups == 1 else 2, ring_units=RING_UNITS)
+    for streamed in range(RING_UNITS * plan.unit_fragments, fragments + 1, plan.unit_fragments):
+        registers = min(fragments - streamed, most_registers)
+        plan = replace(
+            plan,
+            register_fragments=registers,
+            shared_fragments=fragments - streamed - registers,
+            streamed_fragments=streamed,
+        )
+        if plan.shared_bytes <= plan.shared_limit:
+            break
     return plan
 
 

@@ -486,6 +486,7 @@ inline void barrier_arrive(u64* pointer) {
   --barrier.missing;
   barrier.settle();
 }
+inline u32 count_shared(u32* counter) { return (*counter)++; }
 inline void barrier_expect(u64* pointer, u32 bytes) { sim::barrier(pointer).bytes += bytes; }
 inline void barrier_arrive_expect(u64* pointer, u32 bytes) {
   barrier_expect(pointer, bytes);

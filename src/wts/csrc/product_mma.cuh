@@ -2,6 +2,7 @@
 // registers, fragments in registers, in shared memory, or streamed from L2.
 #pragma once
 #include "offer.cuh"
+#include "ring.cuh"
 
 namespace wts {
 
@@ -17,8 +18,8 @@ __device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
 // One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
 // exchange, rather than kept beside the weights.
 __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
-                                         const ResidentWeights& weights, int round, bool exact,
-                                         const float (&limit)[plan::COLUMN_BLOCKS],
+                                         const ResidentWeights& weights, Ring&, int round,
+                                         bool exact, const float (&limit)[plan::COLUMN_BLOCKS],
                                          Offers& offers) {
   const int lane = lane_index(), warp = warp_index();
 

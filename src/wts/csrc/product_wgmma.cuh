@@ -1,12 +1,11 @@
 // The product where the four warps of a warpgroup multiply together (wgmma): eight requests at
-// once, latents in shared memory, fragments in registers or in shared memory. The sums of some tiles are
-// judged while the tensor cores multiply the next.
+// once, latents in shared memory, fragments in registers or in shared memory, resident there or passing
+// through (ring.cuh). The sums of some tiles are judged while the tensor cores multiply the next.
 #pragma once
 #include "offer.cuh"
+#include "ring.cuh"
 
 namespace wts {
-
-static_assert(plan::STREAMED_FRAGMENTS == 0, "warpgroups read what is resident only");
 
 // A fragment's core matrices lie [k half][warp, row half][8 rows][16 bytes]; a lane's four words are
 // in four of them.
@@ -27,24 +26,38 @@ __device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
 
 // One (step, group) for a warpgroup.
 __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
-                                         const ResidentWeights& weights, int round, bool exact,
-                                         const float (&limit)[plan::COLUMN_BLOCKS],
+                                         const ResidentWeights& weights, Ring& ring, int round,
+                                         bool exact, const float (&limit)[plan::COLUMN_BLOCKS],
                                          Offers& offers) {
   const int lane = lane_index();
   // The same in all lanes, so that descriptors are made in uniform registers.
   const int warp = __shfl_sync(0xffffffffu, warp_index(), 0);
+  const int warpgroup = warp / plan::OPERAND_WARPS;
   const u64 fragments = operand_descriptor(
-      shared_address(shared.fragments) +
-          warp / plan::OPERAND_WARPS * (plan::SHARED_FRAGMENTS * OPERAND_BYTES),
+      shared_address(shared.fragments) + warpgroup * (plan::SHARED_FRAGMENTS * OPERAND_BYTES),
       1024, 128);
+  const u64 passing =
+      operand_descriptor(shared_address(shared.ring[warpgroup * RING]), 1024, 128);
   const u64 latents = operand_descriptor(shared_address(shared.latent[latent_slot(round)]),
                                          plan::COLUMN_BLOCKS * 128, 128);
   constexpr int TILES = plan::TILES_JUDGED, IN_FLIGHT = plan::TILES_IN_FLIGHT / TILES;
   constexpr int BATCHES = (plan::WARP_TILES + TILES - 1) / TILES;
   int sums[IN_FLIGHT][TILES * plan::COLUMN_BLOCKS][4];
 
+  // Calls what it is given for each streamed unit of some tiles.
+  const auto each_streamed = [&](int batch, const auto& what) {
+#pragma unroll
+    for (int i = 0; i < 2 * TILES; ++i) {
+      const int position = (batch * TILES * 2 + i) * UNIT_SLABS;
+      if (position >= FRAGMENTS) continue;
+      const int away = -1 - fragment_place(position);
+      if (away >= 0 && away < plan::STREAMED_FRAGMENTS) what(away / UNIT_FRAGMENTS);
+    }
+  };
+
   // Asks for all products of some tiles.
   const auto begin = [&](int batch) {
+    each_streamed(batch, [&](int unit) { ring.wait(shared, warpgroup, unit); });
     warpgroup_fence();
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
@@ -56,7 +69,12 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
       for (int slab = 0; slab < SLABS; ++slab) {
         const u64 latent = latents + slab * (2 * plan::COLUMN_BLOCKS * 128 / 16);
         const int place = fragment_place(tile * SLABS + slab);
-        const u64 fragment = fragments + (-1 - min(place, -1)) * (OPERAND_BYTES / 16);
+        const int away = -1 - min(place, -1);
+        const u64 fragment =
+            away < plan::STREAMED_FRAGMENTS
+                ? passing + (ring.place(away / UNIT_FRAGMENTS) * UNIT_FRAGMENTS +
+                             away % UNIT_FRAGMENTS) * (OPERAND_BYTES / 16)
+                : fragments + (away - plan::STREAMED_FRAGMENTS) * (OPERAND_BYTES / 16);
         if (place >= 0) {
           if (slab == 0) {
             wgmma_s8<true>(sum, weights[max(place, 0)], latent);
@@ -88,6 +106,9 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
       } else {
         warpgroup_wait<0>();
       }
+      each_streamed(batch, [&](int unit) {
+        if (lane == 0) ring.release(args, shared, warpgroup, unit);
+      });
       if (batch == 0)
         barrier_wait(&shared.base_landed[round_slot(round)], round_slot_parity(round));
       if (batch == BATCHES - 1) mark(args, round, SWEPT);
@@ -98,6 +119,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     offer_sums<TILES>(args, shared, lines, sampling, warp, lane, round, batch * TILES, wait, sum_of,
                       exact, limit, offers);
   }
+  if constexpr (STREAMED_UNITS > 0) ring.end_sweep();
 }
 
 }  // namespace wts

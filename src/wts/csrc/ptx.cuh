@@ -108,6 +108,27 @@ __device__ __forceinline__ void wgmma_s8(int (&d)[2][4], const u32* a, u64 b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(FIRST ? 0 : 1));
 }
 
+// The same with D(64x8) and B(32x8): one block of results a lane.
+template <bool FIRST>
+__device__ __forceinline__ void wgmma_s8(int (&d)[1][4], const u32* a, u64 b) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %9, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p;\n\t}"
+      : "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(FIRST ? 0 : 1));
+}
+
+template <bool FIRST>
+__device__ __forceinline__ void wgmma_s8(int (&d)[1][4], u64 a, u64 b) {
+  asm volatile(
+      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %6, 0;\n\t"
+      "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 "
+      "{%0, %1, %2, %3}, %4, %5, p;\n\t}"
+      : "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3])
+      : "l"(a), "l"(b), "n"(FIRST ? 0 : 1));
+}
+
 template <bool FIRST>
 __device__ __forceinline__ void wgmma_s8(int (&d)[2][4], u64 a, u64 b) {
   asm volatile(
@@ -318,6 +339,16 @@ __device__ __forceinline__ void barrier_wait(u64* barrier, u32 parity) {
         : "r"(shared_address(barrier)), "r"(parity)
         : "memory");
   } while (!done);
+}
+
+// 9.7.13.5, acquire and release at block scope: counts up, and gives the count before.
+__device__ __forceinline__ u32 count_shared(u32* counter) {
+  u32 before;
+  asm volatile("atom.acq_rel.cta.shared::cta.add.u32 %0, [%1], 1;"
+               : "=r"(before)
+               : "r"(shared_address(counter))
+               : "memory");
+  return before;
 }
 
 // Makes mbarrier.init visible to the asynchronous proxy before the first bulk copy (9.7.13.15.7).

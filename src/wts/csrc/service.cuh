@@ -470,22 +470,29 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   const int rounds = args.num_steps * plan::GROUPS;
   // Base logits are asked for AHEAD rounds ahead and, if need be, shifted one round later. One group
   // has time for it while it is swept; several have it while blocks wait for each other.
-  constexpr bool FIRST = plan::GROUPS == 1;
+  // Where there is room for one round only, its base logits come while blocks exchange, too.
+  constexpr bool ONE = plan::BASE_SLOTS == 1, FIRST = plan::GROUPS == 1 && !ONE;
   constexpr int AHEAD = FIRST ? plan::BASE_SLOTS - 1 : plan::BASE_SLOTS;
   const auto stage = [&](int round) {
     const int begun = round - 1;
 #pragma unroll 1
     for (int served = 0; served < SERVED; ++served) {
       const int column = self.column(served);
-      if (begun >= 0 && begun < rounds) self.finish_base(column, begun);
+      if (!ONE && begun >= 0 && begun < rounds) self.finish_base(column, begun);
       if (round < rounds) self.begin_base(column, round);
     }
+  };
+  const auto finish_one = [&](int round) {
+#pragma unroll 1
+    for (int served = 0; ONE && round < rounds && served < SERVED; ++served)
+      self.finish_base(self.column(served), round);
   };
   self.fill_padding();
 #pragma unroll 1
   for (int round = 0; round < AHEAD; ++round) stage(round);
 #pragma unroll 1
   for (int group = 0; group < plan::GROUPS; ++group) self.send_anchors(group);
+  finish_one(0);
 
 #pragma unroll 1
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
@@ -496,6 +503,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
     }
     if (plan::EXCHANGE_LAG == 0 || round >= plan::EXCHANGE_LAG)
       self.conclude(round - plan::EXCHANGE_LAG);
+    finish_one(round + 1);
     // Every group but the one just published is concluded, and the slot of that one's latents free.
     if (LATER > 1) self.fetch_latents(round + plan::LATENT_SLOTS);
   }

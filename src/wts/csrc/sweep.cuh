@@ -17,14 +17,14 @@ __device__ __forceinline__ bool again(int warp, bool settled) {
 }
 
 __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared,
-                                            const ResidentWeights& weights, int round) {
+                                            const ResidentWeights& weights, Ring& ring, int round) {
   float limit[plan::COLUMN_BLOCKS];  // an approximate score below this cannot be the best
 #pragma unroll
   for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) limit[block] = -minus_infinity();
 #pragma unroll 1
   for (bool exact = false;; exact = true) {
     Offers offers;
-    multiply(args, shared, weights, round, exact, limit, offers);
+    multiply(args, shared, weights, ring, round, exact, limit, offers);
     const bool settled =
         post_winners(shared, warp_index(), lane_index(), round, offers, exact, limit);
     if constexpr (!plan::SAMPLED) break;
@@ -37,11 +37,17 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
 
 __device__ __forceinline__ void sweep_role(const WalkArgs& args, Shared& shared) {
   ResidentWeights weights;
+  Ring ring;
+  const int warpgroup = warp_index() / plan::OPERAND_WARPS;
+  const bool asks = STREAMED_UNITS > 0 && threadIdx.x % (plan::OPERAND_WARPS * 32) == 0;
+  if (asks) Ring::begin(args, shared, warpgroup);
   load_register_fragments(args, weights);
   barrier_wait(&shared.weights_landed, 0);
   const int rounds = args.num_steps * plan::GROUPS;
 #pragma unroll 1
-  for (int round = 0; round < rounds; ++round) sweep_round(args, shared, weights, round);
+  for (int round = 0; round < rounds; ++round)
+    sweep_round(args, shared, weights, ring, round);
+  if (asks) ring.end_walk(shared, warpgroup);
 }
 
 }  // namespace wts
