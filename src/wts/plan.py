@@ -99,10 +99,10 @@ _CHOICES = {
         Choice("mma", 1, 36, 4, 5, (232, 40)),
         Choice("mma", 2, 32, 4, 5, (232, 40)),
         Choice("mma", 4, 32, 4, 3, (224, 56)),
-        Choice("wgmma", 1, 44, 0, 4, (224, 56)),
-        Choice("wgmma", 2, 44, 0, 4, (224, 56)),
-        Choice("wgmma", 4, 44, 0, 4, (224, 56)),
-        Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
+        Choice("wgmma", 1, 46, 0, 4, (232, 40)),
+        Choice("wgmma", 2, 46, 0, 4, (232, 40)),
+        Choice("wgmma", 4, 46, 0, 4, (232, 40)),
+        Choice("wgmma", 8, 38, 0, 4, (224, 56), 2),
     ),
     "sampled, streaming": (
         Choice("mma", 1, 34, 4, 5, (216, 72)),
@@ -111,7 +111,7 @@ _CHOICES = {
         Choice("wgmma", 1, 36, 0, 2, (216, 72)),
         Choice("wgmma", 2, 36, 0, 2, (216, 72)),
         Choice("wgmma", 4, 36, 0, 2, (216, 72)),
-        Choice("wgmma", 8, 33, 0, 2, (216, 72)),
+        Choice("wgmma", 8, 28, 0, 2, (216, 72)),
     ),
 }
 

@@ -24,6 +24,12 @@ __device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
     }
 }
 
+// The streamed unit that a half tile of a sweep is, or -1 where it is resident.
+__device__ constexpr int streamed_unit(int half_tile) {
+  const int away = -1 - fragment_place(half_tile * UNIT_SLABS);
+  return away >= 0 && away < plan::STREAMED_FRAGMENTS ? away / UNIT_FRAGMENTS : -1;
+}
+
 // One (step, group) for a warpgroup.
 __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
                                          const ResidentWeights& weights, Ring& ring, int round,
@@ -36,7 +42,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
   const u64 fragments = operand_descriptor(
       shared_address(shared.fragments) + warpgroup * (plan::SHARED_FRAGMENTS * OPERAND_BYTES),
       1024, 128);
-  const u64 passing =
+  const u64 ring_operand =
       operand_descriptor(shared_address(shared.ring[warpgroup * RING]), 1024, 128);
   const u64 latents = operand_descriptor(shared_address(shared.latent[latent_slot(round)]),
                                          plan::COLUMN_BLOCKS * 128, 128);
@@ -44,20 +50,15 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
   constexpr int BATCHES = (plan::WARP_TILES + TILES - 1) / TILES;
   int sums[IN_FLIGHT][TILES * plan::COLUMN_BLOCKS][4];
 
-  // Calls what it is given for each streamed unit of some tiles.
-  const auto each_streamed = [&](int batch, const auto& what) {
-#pragma unroll
-    for (int i = 0; i < 2 * TILES; ++i) {
-      const int position = (batch * TILES * 2 + i) * UNIT_SLABS;
-      if (position >= FRAGMENTS) continue;
-      const int away = -1 - fragment_place(position);
-      if (away >= 0 && away < plan::STREAMED_FRAGMENTS) what(away / UNIT_FRAGMENTS);
-    }
-  };
-
   // Asks for all products of some tiles.
   const auto begin = [&](int batch) {
-    each_streamed(batch, [&](int unit) { ring.wait(shared, warpgroup, unit); });
+    u64 passing[2 * TILES];  // operands of its streamed half tiles
+#pragma unroll
+    for (int i = 0; i < 2 * TILES; ++i) {
+      const int half = batch * 2 * TILES + i;
+      if (half < 2 * plan::WARP_TILES && streamed_unit(half) >= 0)
+        passing[i] = ring_operand + ring.take(shared, warpgroup) * (UNIT_BYTES / 16);
+    }
     warpgroup_fence();
 #pragma unroll
     for (int i = 0; i < TILES; ++i) {
@@ -72,8 +73,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
         const int away = -1 - min(place, -1);
         const u64 fragment =
             away < plan::STREAMED_FRAGMENTS
-                ? passing + (ring.place(away / UNIT_FRAGMENTS) * UNIT_FRAGMENTS +
-                             away % UNIT_FRAGMENTS) * (OPERAND_BYTES / 16)
+                ? passing[2 * i + slab / UNIT_SLABS] + away % UNIT_FRAGMENTS * (OPERAND_BYTES / 16)
                 : fragments + (away - plan::STREAMED_FRAGMENTS) * (OPERAND_BYTES / 16);
         if (place >= 0) {
           if (slab == 0) {
@@ -106,9 +106,12 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
       } else {
         warpgroup_wait<0>();
       }
-      each_streamed(batch, [&](int unit) {
-        if (lane == 0) ring.release(args, shared, warpgroup, unit);
-      });
+#pragma unroll
+      for (int i = 0; i < 2 * TILES; ++i) {
+        const int half = batch * 2 * TILES + i;
+        if (half < 2 * plan::WARP_TILES && streamed_unit(half) >= 0)
+          ring.release(args, shared, warpgroup, lane, streamed_unit(half));
+      }
       if (batch == 0)
         barrier_wait(&shared.base_landed[round_slot(round)], round_slot_parity(round));
       if (batch == BATCHES - 1) mark(args, round, SWEPT);
@@ -119,7 +122,6 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     offer_sums<TILES>(args, shared, lines, sampling, warp, lane, round, batch * TILES, wait, sum_of,
                       exact, limit, offers);
   }
-  if constexpr (STREAMED_UNITS > 0) ring.end_sweep();
 }
 
 }  // namespace wts

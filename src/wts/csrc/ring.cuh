@@ -13,17 +13,16 @@ constexpr int STREAMED_UNITS = plan::WARPGROUPS ? plan::STREAMED_FRAGMENTS / UNI
 constexpr int RING = plan::RING_UNITS > 0 ? plan::RING_UNITS : 1;
 static_assert(STREAMED_UNITS == 0 || STREAMED_UNITS >= RING, "a ring holds some of what is streamed");
 
-// A streamed unit is the s-th of each sweep; its place is that of all uses so far, modulo RING.
+// The uses of the ring, one after the other through all sweeps: the next one to be multiplied, and the
+// oldest whose place is not free yet. Both modulo 2 RING: the place, and the phase of its barrier.
 struct Ring {
-  int uses = 0;  // in the sweeps before this one, modulo 2 RING: place and phase
+  int next = 0, oldest = 0;
 
-  __device__ __forceinline__ int turn(int unit) const {
-    const int turn = uses + unit % (2 * RING);
-    return turn >= 2 * RING ? turn - 2 * RING : turn;
-  }
-  __device__ __forceinline__ int place(int unit) const {
-    const int turn = this->turn(unit);
+  __device__ __forceinline__ static int place_of(int turn) {
     return turn >= RING ? turn - RING : turn;
+  }
+  __device__ __forceinline__ static int after(int turn) {
+    return turn + 1 == 2 * RING ? 0 : turn + 1;
   }
 
   __device__ __forceinline__ static void copy(const WalkArgs& args, Shared& shared, int warpgroup,
@@ -43,29 +42,31 @@ struct Ring {
       copy(args, shared, warpgroup, unit, unit);
   }
 
-  // Waits until a unit has landed.
-  __device__ __forceinline__ void wait(Shared& shared, int warpgroup, int unit) const {
-    barrier_wait(&shared.ring_landed[warpgroup][place(unit)], turn(unit) >= RING ? 1u : 0u);
+  // Waits until the next unit has landed, and says in which place.
+  __device__ __forceinline__ int take(Shared& shared, int warpgroup) {
+    const int place = place_of(next);
+    barrier_wait(&shared.ring_landed[warpgroup][place], next >= RING ? 1u : 0u);
+    next = after(next);
+    return place;
   }
 
-  // A lane of each warp says that its warp has read a unit; the last one has the place filled anew.
+  // The warp has read the oldest use, a sweep's `unit`. The last one of the four has its place filled
+  // anew.
   __device__ __forceinline__ void release(const WalkArgs& args, Shared& shared, int warpgroup,
-                                          int unit) const {
-    const int place = this->place(unit);
-    const u32 before = count_shared(&shared.ring_readers[warpgroup][place]);
-    if (before % plan::OPERAND_WARPS == plan::OPERAND_WARPS - 1)
-      copy(args, shared, warpgroup, place, (unit + RING) % STREAMED_UNITS);
-  }
-
-  __device__ __forceinline__ void end_sweep() {
-    uses += STREAMED_UNITS % (2 * RING);
-    if (uses >= 2 * RING) uses -= 2 * RING;
+                                          int lane, int unit) {
+    const int place = place_of(oldest);
+    if (lane == 0) {
+      const u32 before = count_shared(&shared.ring_readers[warpgroup][place]);
+      if (before % plan::OPERAND_WARPS == plan::OPERAND_WARPS - 1)
+        copy(args, shared, warpgroup, place, (unit + RING) % STREAMED_UNITS);
+    }
+    oldest = after(oldest);
   }
 
   // What was asked for a sweep that does not come must land before the block ends.
-  __device__ __forceinline__ void end_walk(Shared& shared, int warpgroup) const {
+  __device__ __forceinline__ void end_walk(Shared& shared, int warpgroup) {
 #pragma unroll 1
-    for (int unit = 0; unit < RING; ++unit) wait(shared, warpgroup, unit);
+    for (int unit = 0; unit < RING; ++unit) take(shared, warpgroup);
   }
 };
 
