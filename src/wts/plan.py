@@ -49,6 +49,8 @@ TILES_JUDGED = 2  # of such a warp, at once: a pair, whose noise comes together
 WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
 # Half tiles of a warpgroup's ring: those of two batches being multiplied, and one batch's on its way.
 RING_UNITS = 6
+# Fragments of a warp's ring, where warps multiply alone: what covers the way from L2.
+RING_FRAGMENTS = range(8, 17)
 # After publishing; sampled blocks are further apart, so that some wait anyway (docs/measured.md).
 FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES = 200, 100
 LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
@@ -99,18 +101,12 @@ _CHOICES = {
         Choice("mma", 1, 36, 4, 5, (232, 40)),
         Choice("mma", 2, 32, 4, 5, (232, 40)),
         Choice("mma", 4, 32, 4, 3, (224, 56)),
-        Choice("wgmma", 1, 46, 0, 4, (232, 40)),
-        Choice("wgmma", 2, 46, 0, 4, (232, 40)),
-        Choice("wgmma", 4, 46, 0, 4, (232, 40)),
         Choice("wgmma", 8, 38, 0, 4, (224, 56), 2),
     ),
     "sampled, streaming": (
         Choice("mma", 1, 34, 4, 5, (216, 72)),
         Choice("mma", 2, 28, 4, 5, (216, 72)),
         Choice("mma", 4, 28, 2, 5, (216, 72)),
-        Choice("wgmma", 1, 36, 0, 2, (216, 72)),
-        Choice("wgmma", 2, 36, 0, 2, (216, 72)),
-        Choice("wgmma", 4, 36, 0, 2, (216, 72)),
         Choice("wgmma", 8, 28, 0, 2, (216, 72)),
     ),
 }
@@ -254,24 +250,18 @@ class ResidencyPlan:
 
     @property
     def unit_fragments(self) -> int:
-        """Fragments of a warp in half a tile: what warpgroups stream at once."""
-        return self.slabs // 2
+        """Fragments of a warp that are streamed at once: half a tile where warpgroups multiply."""
+        return self.slabs // 2 if self.warpgroups else 1
 
     @property
     def ring_unit_bytes(self) -> int:
-        """Bytes of a warpgroup's half tile."""
+        """Bytes of a place of a ring."""
         return self.unit_fragments * self.operand_warps * FRAGMENT_BYTES
 
     @property
     def column_blocks(self) -> int:
         """Blocks of eight operand columns, two a request, of one matrix instruction."""
         return -(-self.columns // 4)
-
-    @property
-    def latent_bytes(self) -> int:
-        """Bytes of a group's latents: warpgroups read whole blocks of columns."""
-        lines = 4 * self.column_blocks if self.warpgroups else self.columns
-        return lines * self.latent_line_bytes
 
     @property
     def latent_line_bytes(self) -> int:
@@ -387,13 +377,13 @@ class ResidencyPlan:
     def places(self) -> list[tuple[Literal["register", "shared", "streamed"], int]]:
         """Place of each fragment in the order of `sweep_order`, and its index in that place.
 
-        Every slab has its share of fragments from elsewhere, at its end: their loads are spread
-        over the sweep, and each has the slab's register fragments in front of it to hide behind.
-        Streamed ones come first, because the first loads are issued while the blocks exchange.
+        What is streamed is spread evenly over the sweep, so that L2 is asked all the time. Where
+        warps multiply alone, every slab has its share of fragments from elsewhere, at its end:
+        each has the slab's register fragments in front of it to hide behind.
         """
-        order = self.sweep_order()
         if self.warpgroups:
             return self._warpgroup_places()
+        order = self.sweep_order()
         total, shared = len(order), self.shared_fragments + self.streamed_fragments
         starts = [i for i in range(total) if i == 0 or order[i][1] != order[i - 1][1]]
         kinds: list[bool] = []
@@ -407,10 +397,10 @@ class ResidencyPlan:
             counts[away] += 1
             if not away:
                 result.append(("register", index))
-            elif index < self.streamed_fragments:
-                result.append(("streamed", index))
-            else:
-                result.append(("shared", index - self.streamed_fragments))
+                continue
+            before = index * self.streamed_fragments // shared
+            streamed = (index + 1) * self.streamed_fragments // shared > before
+            result.append(("streamed", before) if streamed else ("shared", index - before))
         return result
 
     def _warpgroup_places(self) -> list[tuple[Literal["register", "shared", "streamed"], int]]:
@@ -444,10 +434,13 @@ class ResidencyPlan:
 
     def render_header(self) -> str:
         """The constants the kernel is compiled with; plain C++, no CUDA."""
-        # Registers count from 0 up; streamed fragments, then shared ones, from -1 down.
-        first = {"streamed": -1, "shared": -1 - self.streamed_fragments}
+        # Registers count from 0 up, what is away from -1 down, in the order of the sweep.
+        found = self.places()
+        first = {"streamed": 0, "shared": self.streamed_fragments}
+        away = [first[place] + index for place, index in found if place != "register"]
+        numbers = iter(range(len(away)))
         places = [
-            index if place == "register" else first[place] - index for place, index in self.places()
+            index if place == "register" else -1 - next(numbers) for place, index in found
         ]
         sources = [
             (tile * self.tile_bytes + slab * FRAGMENT_BYTES) * self.operand_warps
@@ -473,12 +466,10 @@ class ResidencyPlan:
             "STREAMED_FRAGMENTS": self.streamed_fragments,
             "PHASES_APART": int(self.streamed_fragments > 0 or self.groups > 1),
             "FRAGMENT_STORAGE": max(1, self.sweep_warps * self.shared_fragments),
-            "RING_UNITS": self.ring_units,
             "RING_LENGTH": max(1, self.ring_units),
             "RING_PLACES": _ring_places(self),
             "RING_UNIT_BYTES": self.ring_unit_bytes if self.ring_units else 1,
-            "WARPGROUP_COUNT": _ring_places(self) // max(1, self.ring_units),
-            "LATENT_BYTES": self.latent_bytes,
+            "RINGS": _ring_barriers(self) // max(1, self.ring_units),
             "LATENT_LINE_BYTES": self.latent_line_bytes,
             "COLUMNS": self.columns,
             "COLUMN_BLOCKS": self.column_blocks,
@@ -523,9 +514,10 @@ class ResidencyPlan:
         lines.append(f"#define WTS_WARPGROUPS {int(self.warpgroups)}")
         lines.append("#define WTS_FRAGMENT_PLACE " + ", ".join(map(str, places)))
         lines.append("#define WTS_FRAGMENT_SOURCE " + ", ".join(map(str, sources)))
-        away = [source for _, source in sorted(zip(places, sources, strict=True), reverse=True)]
-        away = away[self.register_fragments :]
-        lines.append("#define WTS_AWAY_SOURCE " + ", ".join(map(str, away or [0])))
+        gone = [source for source, place in zip(sources, places, strict=True) if place < 0]
+        by_place = [source for _, source in sorted(zip(away, gone, strict=True))]
+        lines.append("#define WTS_AWAY_PLACE " + ", ".join(map(str, away or [0])))
+        lines.append("#define WTS_AWAY_SOURCE " + ", ".join(map(str, by_place or [0])))
         lines.append("#ifndef WTS_TRACE\n#define WTS_TRACE 0\n#endif")
         lines.append("namespace wts {\nnamespace plan {")
         lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
@@ -558,7 +550,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("logits", plan.parked_logits * plan.parking_threads * 4, 16),
         ("temperature", (groups if plan.sampled else 1) * columns * 4, 16),
         ("inverse_temperature", (groups if plan.sampled else 1) * columns * 4, 16),
-        ("latent", plan.latent_slots * plan.latent_bytes, 128),
+        ("latent", plan.latent_slots * columns * plan.latent_line_bytes, 128),
         ("latent_scale", plan.latent_slots * columns * 4, 16),
         ("token", plan.later_tokens * 4, 16),
         ("candidate_key", slots * columns * plan.candidates * 4, 16),
@@ -570,8 +562,8 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("candidates_ready", 8 * slots, 8),
         ("base_landed", 8 * slots, 8),
         ("base_copied", 8 * slots * columns, 8),
-        ("ring_landed", 8 * places, 8),
-        ("ring_readers", 4 * places, 4),
+        ("ring_landed", 8 * _ring_barriers(plan), 8),
+        ("ring_readers", 4 * _ring_barriers(plan), 4),
         ("deadline", 8 * SERVICE_WARPS, 8),
         ("sequence", 4, 16),
         ("noise_offset", 4, 4),
@@ -588,7 +580,12 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
 
 def _ring_places(plan: ResidencyPlan) -> int:
     """Places of all rings of a block; the kernel's struct has one where there is none."""
-    return plan.ring_units * plan.sweep_warps // WARPGROUP if plan.ring_units else 1
+    return max(1, plan.ring_units * plan.sweep_warps // plan.operand_warps)
+
+
+def _ring_barriers(plan: ResidencyPlan) -> int:
+    """Places that have a barrier; a warp's own ring needs none, one stands for all."""
+    return _ring_places(plan) if plan.warpgroups else max(1, plan.ring_units)
 
 
 # ---- the planner -------------------------------------------------------------------------------
@@ -800,18 +797,35 @@ def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan
     )
     if plan.warpgroups and plan.shared_bytes > plan.shared_limit:
         return _stream_units(plan, most_registers)
-    too_many = max(0, plan.shared_bytes - plan.shared_limit)
-    streamed = min(plan.shared_fragments, -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES)))
-    plan = replace(
-        plan,
-        shared_fragments=plan.shared_fragments - streamed,
-        streamed_fragments=streamed,
-    )
+    if plan.shared_bytes > plan.shared_limit:
+        return _stream_fragments(plan)
     while plan.base_slots < 4:  # further ahead where it costs no residency
         deeper = replace(plan, base_slots=plan.base_slots + 1)
         if deeper.shared_bytes > plan.shared_limit:
             break
         plan = deeper
+    return plan
+
+
+def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
+    """What there is no room for passes through warps' rings; too large a plan where none is left.
+
+    A ring's length divides what is streamed, so that a fragment has the same place in each sweep.
+    """
+    too_many = plan.shared_bytes - plan.shared_limit
+    lacking = -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES))
+    for missing in range(max(lacking, RING_FRAGMENTS[0]), plan.shared_fragments + 1):
+        lengths = [n for n in reversed(RING_FRAGMENTS) if missing % n == 0]
+        if lengths and missing + lengths[0] <= plan.shared_fragments:
+            streamed = missing + lengths[0]
+            streaming = replace(
+                plan,
+                shared_fragments=plan.shared_fragments - streamed,
+                streamed_fragments=streamed,
+                ring_units=lengths[0],
+            )
+            if streaming.shared_bytes <= plan.shared_limit:
+                return streaming
     return plan
 
 

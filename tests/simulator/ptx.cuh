@@ -96,7 +96,15 @@ struct Product {  // of a warpgroup, begun but not yet done: what one lane contr
   int group;
 };
 
+struct Piece {  // a copy of 16 bytes that a thread waits for itself
+  unsigned char* to;
+  const void* from;
+  int group;
+};
+
 struct Fiber {
+  std::vector<Piece> pieces;
+  int piece_group = 0;
   std::vector<Product> products;
   int product_group = 0;
   ucontext_t context;
@@ -496,6 +504,21 @@ inline void barrier_wait(u64* pointer, u32 parity) {
   while ((sim::barrier(pointer).phase & 1u) == parity) sim::yield();
 }
 inline void fence_barrier_init() {}
+inline void copy_16(u32 shared, const void* global) {
+  sim::check_global(global, 16, 16);
+  sim::current->pieces.push_back(
+      {sim::check_shared(shared, 16, 16), global, sim::current->piece_group});
+}
+inline void commit_copies() { ++sim::current->piece_group; }
+// A piece lands when it is waited for; before that, what it will overwrite is garbage.
+template <int PENDING>
+void wait_copies() {
+  auto& pieces = sim::current->pieces;
+  size_t done = 0;
+  for (; done < pieces.size() && pieces[done].group < sim::current->piece_group - PENDING; ++done)
+    std::memcpy(pieces[done].to, pieces[done].from, 16);
+  pieces.erase(pieces.begin(), pieces.begin() + static_cast<long>(done));
+}
 inline void fence_async_proxy() {}
 inline void bulk_copy(void* shared, const void* global, u32 bytes, u64* pointer) {
   sim::check_global(global, bytes, 16);

@@ -12,7 +12,7 @@ using Barrier = unsigned long long;
 struct Shared {
   // Resident fragments of each sweeping warp, in the order of their use.
   alignas(128) Byte fragments[plan::FRAGMENT_STORAGE][plan::FRAGMENT_BYTES];
-  // Where warpgroups' streamed half tiles pass through: places of each.
+  // Where streamed weights pass through: half tiles of warpgroups, or fragments of warps.
   alignas(128) Byte ring[plan::RING_PLACES][plan::RING_UNIT_BYTES];
   // Weight scale of each row of the shard.
   alignas(16) float row_scale[plan::ROWS];
@@ -27,7 +27,7 @@ struct Shared {
   // What a step logit is multiplied with for its score: 1 / T, or 1 where the request is greedy.
   alignas(16) float inverse_temperature[plan::SAMPLED ? plan::GROUPS : 1][plan::COLUMNS];
   // Quantised latents: a line for each request, or as a warpgroup's instruction wants a group's.
-  alignas(128) Byte latent[plan::LATENT_SLOTS][plan::LATENT_BYTES];
+  alignas(128) Byte latent[plan::LATENT_SLOTS][plan::COLUMNS * plan::LATENT_LINE_BYTES];
   alignas(16) float latent_scale[plan::LATENT_SLOTS][plan::COLUMNS];
   // Last token of each request, where its latent is fetched later than it is known.
   alignas(16) int token[plan::LATER_TOKENS];
@@ -46,9 +46,9 @@ struct Shared {
   Barrier candidates_ready[plan::BASE_SLOTS];
   Barrier base_landed[plan::BASE_SLOTS];
   Barrier base_copied[plan::BASE_SLOTS][plan::COLUMNS];
-  Barrier ring_landed[plan::WARPGROUP_COUNT][plan::RING_LENGTH];
-  // Warps that have read a place of the ring, so far.
-  unsigned int ring_readers[plan::WARPGROUP_COUNT][plan::RING_LENGTH];
+  Barrier ring_landed[plan::RINGS][plan::RING_LENGTH];
+  // Warps that have read a place of a warpgroup's ring, so far.
+  unsigned int ring_readers[plan::RINGS][plan::RING_LENGTH];
   // When to give up an exchange that is late already, by service warp.
   unsigned long long deadline[plan::SERVICE_WARPS];
   // The walk's first exchange, read once from the workspace.

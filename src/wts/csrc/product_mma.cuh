@@ -1,8 +1,8 @@
 // The product where each warp multiplies alone (mma.sync): up to four requests, latents in
-// registers, fragments in registers, in shared memory, or streamed from L2.
+// registers, fragments in registers or in shared memory, resident there or passing through a ring of
+// the warp's own: each lane copies, waits for and reads its own 16 bytes, so nothing else must agree.
 #pragma once
 #include "offer.cuh"
-#include "ring.cuh"
 
 namespace wts {
 
@@ -15,6 +15,43 @@ __device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
       load_global_16(weights[fragment_place(position)], mine + fragment_source(position));
 }
 
+constexpr int RING = plan::RING_LENGTH;
+static_assert(plan::WARPGROUPS || plan::STREAMED_FRAGMENTS % RING == 0,
+              "a fragment has the same place in every sweep");
+
+// A lane's view of its warp's ring of streamed fragments.
+struct LaneRing {
+  u32 place;            // shared address of its bytes of the first one
+  const Byte* source;   // of the packed tiles
+
+  __device__ __forceinline__ LaneRing(const WalkArgs& args, const Shared& shared, int warp, int lane)
+      : place(shared_address(shared.ring[warp * RING]) + lane * 16),
+        source(packed_tiles(args, warp) + lane * 16) {}
+
+  __device__ __forceinline__ u32 at(int index) const {
+    return place + index % RING * plan::FRAGMENT_BYTES;
+  }
+
+  // Asks for a streamed fragment of this sweep, or, past its end, of the next.
+  __device__ __forceinline__ void ask(int index) const {
+    copy_16(at(index), source + away_source(index % plan::STREAMED_FRAGMENTS));
+    commit_copies();
+  }
+
+  // Waits for the oldest that was not waited for; at least the queue's have been read since.
+  __device__ __forceinline__ void wait() const { wait_copies<RING - plan::QUEUE_DEPTH>(); }
+};
+
+// What streams from L2: asked for before the first sweep, and landed after the last one.
+struct Ring {
+  __device__ __forceinline__ void begin(const WalkArgs& args, Shared& shared) {
+    const LaneRing ring(args, shared, warp_index(), lane_index());
+#pragma unroll
+    for (int index = 0; index < RING; ++index) ring.ask(index);
+  }
+  __device__ __forceinline__ void end(Shared&) { wait_copies<0>(); }
+};
+
 // One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
 // exchange, rather than kept beside the weights.
 __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
@@ -23,25 +60,23 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
                                          Offers& offers) {
   const int lane = lane_index(), warp = warp_index();
 
-  // Fragments depend on no token: the first are in flight while the blocks exchange. Streamed ones
-  // are the first, so that the longest way is begun the earliest.
+  // Fragments depend on no token: the first are loaded while the blocks exchange.
   u32 queue[plan::QUEUE_DEPTH][4];
   const u32 fragments = shared_address(shared.fragments) + lane * 16 +
                         warp * (plan::SHARED_FRAGMENTS * plan::FRAGMENT_BYTES);
-  const Byte* streamed = packed_tiles(args, warp) + lane * 16;
-  const int zero = args.num_requests >> 30;  // what the compiler cannot know
-  // `after` is a sum of the product that used the place before: the address waits for it in name
-  // only, but keeps the compiler from issuing all long loads at once and spilling.
-  const auto load_fragment = [&](int index, int after) {
-    u32(&held)[4] = queue[index % plan::QUEUE_DEPTH];
-    if (index < plan::STREAMED_FRAGMENTS) {
-      load_global_16(held, streamed + (away_source(index) + (after & zero)));
+  const LaneRing ring(args, shared, warp, lane);
+  const auto load_fragment = [&](int number) {
+    u32(&held)[4] = queue[number % plan::QUEUE_DEPTH];
+    const int place = away_place(number);
+    if (place < plan::STREAMED_FRAGMENTS) {
+      ring.wait();
+      load_shared_16(held, ring.at(place));
     } else {
-      load_shared_16(held, fragments + (index - plan::STREAMED_FRAGMENTS) * plan::FRAGMENT_BYTES);
+      load_shared_16(held, fragments + (place - plan::STREAMED_FRAGMENTS) * plan::FRAGMENT_BYTES);
     }
   };
 #pragma unroll
-  for (int i = 0; i < plan::QUEUE_DEPTH && i < AWAY_FRAGMENTS; ++i) load_fragment(i, 0);
+  for (int i = 0; i < plan::QUEUE_DEPTH && i < AWAY_FRAGMENTS; ++i) load_fragment(i);
   const Sampling sampling(args, shared, lane, round);
   if constexpr (plan::NOISE_AHEAD)
     if (sampling.any) park_noise(args, shared, sampling, warp, lane, round);
@@ -81,8 +116,10 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
           } else {
             mma_s8(sums[live], a, b0, b1);
           }
-          const int next = -1 - place + plan::QUEUE_DEPTH;
-          if (place < 0 && next < AWAY_FRAGMENTS) load_fragment(next, sums[live][0]);
+          if (place >= 0) continue;
+          const int number = -1 - place, next = number + plan::QUEUE_DEPTH;
+          if (away_place(number) < plan::STREAMED_FRAGMENTS) ring.ask(away_place(number) + RING);
+          if (next < AWAY_FRAGMENTS) load_fragment(next);
         }
       }
     }

@@ -26,8 +26,9 @@ __device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
 
 // The streamed unit that a half tile of a sweep is, or -1 where it is resident.
 __device__ constexpr int streamed_unit(int half_tile) {
-  const int away = -1 - fragment_place(half_tile * UNIT_SLABS);
-  return away >= 0 && away < plan::STREAMED_FRAGMENTS ? away / UNIT_FRAGMENTS : -1;
+  const int place = fragment_place(half_tile * UNIT_SLABS);
+  if (place >= 0 || away_place(-1 - place) >= plan::STREAMED_FRAGMENTS) return -1;
+  return away_place(-1 - place) / UNIT_FRAGMENTS;
 }
 
 // One (step, group) for a warpgroup.
@@ -70,7 +71,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
       for (int slab = 0; slab < SLABS; ++slab) {
         const u64 latent = latents + slab * (2 * plan::COLUMN_BLOCKS * 128 / 16);
         const int place = fragment_place(tile * SLABS + slab);
-        const int away = -1 - min(place, -1);
+        const int away = place < 0 ? away_place(-1 - place) : 0;
         const u64 fragment =
             away < plan::STREAMED_FRAGMENTS
                 ? passing[2 * i + slab / UNIT_SLABS] + away % UNIT_FRAGMENTS * (OPERAND_BYTES / 16)

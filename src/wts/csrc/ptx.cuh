@@ -108,27 +108,6 @@ __device__ __forceinline__ void wgmma_s8(int (&d)[2][4], const u32* a, u64 b) {
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(FIRST ? 0 : 1));
 }
 
-// The same with D(64x8) and B(32x8): one block of results a lane.
-template <bool FIRST>
-__device__ __forceinline__ void wgmma_s8(int (&d)[1][4], const u32* a, u64 b) {
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %9, 0;\n\t"
-      "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 "
-      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, %8, p;\n\t}"
-      : "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3])
-      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "l"(b), "n"(FIRST ? 0 : 1));
-}
-
-template <bool FIRST>
-__device__ __forceinline__ void wgmma_s8(int (&d)[1][4], u64 a, u64 b) {
-  asm volatile(
-      "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %6, 0;\n\t"
-      "wgmma.mma_async.sync.aligned.m64n8k32.s32.s8.s8 "
-      "{%0, %1, %2, %3}, %4, %5, p;\n\t}"
-      : "+r"(d[0][0]), "+r"(d[0][1]), "+r"(d[0][2]), "+r"(d[0][3])
-      : "l"(a), "l"(b), "n"(FIRST ? 0 : 1));
-}
-
 template <bool FIRST>
 __device__ __forceinline__ void wgmma_s8(int (&d)[2][4], u64 a, u64 b) {
   asm volatile(
@@ -364,6 +343,22 @@ __device__ __forceinline__ void bulk_copy(void* shared, const void* global, u32 
           "r"(shared_address(shared)),
       "l"(global), "r"(bytes), "r"(shared_address(barrier))
       : "memory");
+}
+
+// 9.7.9.25.3.1: 16 bytes from global to shared memory, past L1; part of the thread's open group.
+__device__ __forceinline__ void copy_16(u32 shared, const void* global) {
+  asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(shared), "l"(global) : "memory");
+}
+
+// 9.7.9.25.3.2: closes the thread's open group of copies.
+__device__ __forceinline__ void commit_copies() {
+  asm volatile("cp.async.commit_group;" ::: "memory");
+}
+
+// 9.7.9.25.3.3: waits until at most PENDING of the thread's groups have not landed.
+template <int PENDING>
+__device__ __forceinline__ void wait_copies() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(PENDING) : "memory");
 }
 
 // Orders earlier ordinary accesses of shared memory before later bulk copies into it.

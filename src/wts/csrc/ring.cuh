@@ -9,8 +9,8 @@ namespace wts {
 constexpr int UNIT_SLABS = SLABS / 2;
 constexpr int UNIT_FRAGMENTS = UNIT_SLABS;  // of each warp
 constexpr int UNIT_BYTES = UNIT_FRAGMENTS * OPERAND_BYTES;
-constexpr int STREAMED_UNITS = plan::WARPGROUPS ? plan::STREAMED_FRAGMENTS / UNIT_FRAGMENTS : 0;
-constexpr int RING = plan::RING_UNITS > 0 ? plan::RING_UNITS : 1;
+constexpr int STREAMED_UNITS = plan::STREAMED_FRAGMENTS / UNIT_FRAGMENTS;
+constexpr int RING = plan::RING_LENGTH;
 static_assert(STREAMED_UNITS == 0 || STREAMED_UNITS >= RING, "a ring holds some of what is streamed");
 
 // The uses of the ring, one after the other through all sweeps: the next one to be multiplied, and the
@@ -34,12 +34,15 @@ struct Ring {
               landed);
   }
 
-  // The first RING units, by one lane of a warpgroup.
-  __device__ __forceinline__ static void begin(const WalkArgs& args, Shared& shared,
-                                               int warpgroup) {
+  __device__ __forceinline__ static bool asks() {  // one lane of a warpgroup
+    return threadIdx.x % (plan::OPERAND_WARPS * 32) == 0;
+  }
+
+  // Asks for the first units.
+  __device__ __forceinline__ void begin(const WalkArgs& args, Shared& shared) {
 #pragma unroll
-    for (int unit = 0; unit < RING && unit < STREAMED_UNITS; ++unit)
-      copy(args, shared, warpgroup, unit, unit);
+    for (int unit = 0; unit < RING; ++unit)
+      if (asks()) copy(args, shared, warp_index() / plan::OPERAND_WARPS, unit, unit);
   }
 
   // Waits until the next unit has landed, and says in which place.
@@ -64,9 +67,10 @@ struct Ring {
   }
 
   // What was asked for a sweep that does not come must land before the block ends.
-  __device__ __forceinline__ void end_walk(Shared& shared, int warpgroup) {
+  __device__ __forceinline__ void end(Shared& shared) {
 #pragma unroll 1
-    for (int unit = 0; unit < RING; ++unit) take(shared, warpgroup);
+    for (int unit = 0; unit < RING; ++unit)
+      if (asks()) take(shared, warp_index() / plan::OPERAND_WARPS);
   }
 };
 

@@ -95,9 +95,14 @@ static_assert(SLABS % 2 == 0, "ranks are multiples of 64");
 // A fragment is one slab of one tile: 16 bytes of each lane, the operand of one matrix instruction.
 // Positions count the fragments of a warp in the order in which a sweep uses them.
 // One is in a register, or away: streamed from L2 in every sweep, or in shared memory.
-__device__ constexpr int fragment_place(int position) {  // register index, or -1 - away index
-  constexpr int place[] = {WTS_FRAGMENT_PLACE};
+__device__ constexpr int fragment_place(int position) {  // register index, or -1 - how many are away
+  constexpr int place[] = {WTS_FRAGMENT_PLACE};          // before it
   return place[position];
+}
+
+__device__ constexpr int away_place(int number) {  // streamed index, or STREAMED + shared index
+  constexpr int place[] = {WTS_AWAY_PLACE};
+  return place[number];
 }
 
 // Position of a tile's slab where warps multiply alone: phase after phase, in each slab after slab,
@@ -117,9 +122,9 @@ __device__ constexpr int fragment_source(int position) {  // offset among the wa
   return source[position];
 }
 
-__device__ constexpr int away_source(int index) {
+__device__ constexpr int away_source(int place) {  // the same, of a fragment that is away
   constexpr int source[] = {WTS_AWAY_SOURCE};
-  return source[index];
+  return source[place];
 }
 
 // Staged base logits start at a 16-byte boundary at or before the shard's first one, so that whole

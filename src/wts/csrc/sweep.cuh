@@ -38,16 +38,14 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
 __device__ __forceinline__ void sweep_role(const WalkArgs& args, Shared& shared) {
   ResidentWeights weights;
   Ring ring;
-  const int warpgroup = warp_index() / plan::OPERAND_WARPS;
-  const bool asks = STREAMED_UNITS > 0 && threadIdx.x % (plan::OPERAND_WARPS * 32) == 0;
-  if (asks) Ring::begin(args, shared, warpgroup);
+  if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.begin(args, shared);
   load_register_fragments(args, weights);
   barrier_wait(&shared.weights_landed, 0);
   const int rounds = args.num_steps * plan::GROUPS;
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round)
     sweep_round(args, shared, weights, ring, round);
-  if (asks) ring.end_walk(shared, warpgroup);
+  if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.end(shared);
 }
 
 }  // namespace wts

@@ -14,7 +14,7 @@ __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
     for (int column = 0; column < plan::COLUMNS; ++column)
       barrier_init(&shared.base_copied[slot][column], WARP_ARRIVALS);
   }
-  if constexpr (STREAMED_UNITS > 0) {
+  if constexpr (plan::WARPGROUPS && plan::STREAMED_FRAGMENTS > 0) {
     for (int place = 0; place < plan::RING_PLACES; ++place) {
       barrier_init(&shared.ring_landed[0][0] + place, 1);
       (&shared.ring_readers[0][0])[place] = 0;
