@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from wts.plan import PAIR_ROWS, SLAB, TILE_ROWS, WARPGROUP, ResidencyPlan
+from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, SLAB, TILE_ROWS, WARPGROUP, ResidencyPlan
 
 if TYPE_CHECKING:
     from wts.heads import MarkovHead
@@ -144,16 +144,22 @@ def _warp_tiles(plan: ResidencyPlan, tiles: torch.Tensor) -> tuple[torch.Tensor,
 
 
 def _stored(tiles: torch.Tensor, plan: ResidencyPlan) -> torch.Tensor:
-    """A plan's packed tiles by owner: [warp of all, tile, ...bytes].
+    """A plan's packed tiles by owner: [warp of all, fragment, byte].
 
-    A warpgroup's four warps have their tiles together, by core matrix: the view's bytes are then
-    [slab, k half, row half, 128].
+    A warpgroup's four warps have their tiles together, by core matrix: the view is then [warpgroup,
+    warp, tile, slab, k half, row half, byte].
     """
     if not plan.warpgroups:
-        return tiles.view(-1, plan.warp_tiles, plan.tile_bytes)
+        return tiles.view(-1, plan.warp_tiles * plan.slabs, FRAGMENT_BYTES)
     warpgroups = plan.num_blocks * plan.sweep_warps // WARPGROUP
     parts = tiles.view(warpgroups, plan.warp_tiles, plan.slabs, 2, WARPGROUP, 2, 128)
     return parts.permute(0, 4, 1, 2, 3, 5, 6)
+
+
+def _fragments(plan: ResidencyPlan, tile: torch.Tensor) -> torch.Tensor:
+    """Where the fragments of a warp's tiles are stored among its own: [n, slabs]."""
+    order = torch.tensor(plan.stored_order(), device=tile.device)
+    return order.view(plan.warp_tiles, plan.slabs)[tile]
 
 
 def store_rows(levels: torch.Tensor, plan: ResidencyPlan, tiles: torch.Tensor, first: int) -> None:
@@ -169,7 +175,8 @@ def store_rows(levels: torch.Tensor, plan: ResidencyPlan, tiles: torch.Tensor, f
     number = torch.arange(count, device=tiles.device) + first // TILE_ROWS
     warp, tile = _warp_tiles(plan, number)
     if not plan.warpgroups:
-        _stored(tiles, plan)[warp, tile] = pack_rows(levels)
+        packed = pack_rows(levels).view(count, plan.slabs, FRAGMENT_BYTES)
+        _stored(tiles, plan)[warp[:, None], _fragments(plan, tile)] = packed
         return
     # token = (pair, g, half, j), element = (slab, k half, byte)
     parts = levels.view(torch.uint8).view(count // 2, 8, 2, 2, plan.slabs, 2, 16)
@@ -184,7 +191,8 @@ def load_rows(tiles: torch.Tensor, plan: ResidencyPlan) -> torch.Tensor:
     warp, tile = _warp_tiles(plan, number)
     stored = _stored(tiles, plan)
     if not plan.warpgroups:
-        return unpack_rows(stored[warp, tile])
+        packed = stored[warp[:, None], _fragments(plan, tile)]
+        return unpack_rows(packed.reshape(len(number), plan.tile_bytes))
     packed = stored[warp // WARPGROUP, warp % WARPGROUP, tile]
     parts = packed.reshape(len(number) // 2, 2, plan.slabs, 2, 2, 8, 16)
     rows = parts.permute(0, 5, 1, 4, 2, 3, 6).reshape(plan.padded_vocab, plan.rank)

@@ -403,6 +403,24 @@ class ResidencyPlan:
             result.append(("streamed", before) if streamed else ("shared", index - before))
         return result
 
+    def stored_order(self) -> list[int]:
+        """Place among a warp's packed fragments of each (tile, slab), tile after tile.
+
+        What a warp streams lies together, in the order of its use: copies ask for one address after
+        the other.
+        """
+        fragments = self.warp_tiles * self.slabs
+        if self.warpgroups or not self.streamed_fragments:
+            return list(range(fragments))
+        order = [tile * self.slabs + slab for tile, slab in self.sweep_order()]
+        places = zip(order, self.places(), strict=True)
+        streamed = [fragment for fragment, (place, _) in places if place == "streamed"]
+        resident = sorted(set(order) - set(streamed))
+        stored = [0] * fragments
+        for place, fragment in enumerate(streamed + resident):
+            stored[fragment] = place
+        return stored
+
     def _warpgroup_places(self) -> list[tuple[Literal["register", "shared", "streamed"], int]]:
         """Streamed half tiles spread evenly over the sweep, resident fragments over what is left."""
         units = self.warp_tiles * self.slabs // self.unit_fragments
@@ -442,8 +460,9 @@ class ResidencyPlan:
         places = [
             index if place == "register" else -1 - next(numbers) for place, index in found
         ]
+        stored = self.stored_order()
         sources = [
-            (tile * self.tile_bytes + slab * FRAGMENT_BYTES) * self.operand_warps
+            stored[tile * self.slabs + slab] * FRAGMENT_BYTES * self.operand_warps
             for tile, slab in self.sweep_order()
         ]
         constants = {

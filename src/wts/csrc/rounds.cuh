@@ -95,14 +95,14 @@ static_assert(SLABS % 2 == 0, "ranks are multiples of 64");
 // A fragment is one slab of one tile: 16 bytes of each lane, the operand of one matrix instruction.
 // Positions count the fragments of a warp in the order in which a sweep uses them.
 // One is in a register, or away: streamed from L2 in every sweep, or in shared memory.
+__device__ constexpr int fragment_place_table[] = {WTS_FRAGMENT_PLACE};
 __device__ constexpr int fragment_place(int position) {  // register index, or -1 - how many are away
-  constexpr int place[] = {WTS_FRAGMENT_PLACE};          // before it
-  return place[position];
+  return fragment_place_table[position];
 }
 
+__device__ constexpr int away_place_table[] = {WTS_AWAY_PLACE};
 __device__ constexpr int away_place(int number) {  // streamed index, or STREAMED + shared index
-  constexpr int place[] = {WTS_AWAY_PLACE};
-  return place[number];
+  return away_place_table[number];
 }
 
 // Position of a tile's slab where warps multiply alone: phase after phase, in each slab after slab,
@@ -117,14 +117,14 @@ __device__ constexpr int fragment_position(int phase, int slab, int variant, int
   return phase * LIVE * SHARING * SLABS + slab * tiles + variant * accumulators + live - absent;
 }
 
+__device__ constexpr int fragment_source_table[] = {WTS_FRAGMENT_SOURCE};
 __device__ constexpr int fragment_source(int position) {  // offset among the warp's packed tiles
-  constexpr int source[] = {WTS_FRAGMENT_SOURCE};
-  return source[position];
+  return fragment_source_table[position];
 }
 
+__device__ constexpr int away_source_table[] = {WTS_AWAY_SOURCE};
 __device__ constexpr int away_source(int place) {  // the same, of a fragment that is away
-  constexpr int source[] = {WTS_AWAY_SOURCE};
-  return source[place];
+  return away_source_table[place];
 }
 
 // Staged base logits start at a 16-byte boundary at or before the shard's first one, so that whole
