@@ -98,17 +98,18 @@ _CHOICES = {
     "sampled, two groups": (Choice("wgmma", 8, 33, 0, 2, (208, 88)),),
     # Where fragments are streamed, the compiler needs more room not to spill.
     "greedy, streaming": (
-        Choice("mma", 1, 36, 4, 5, (232, 40)),
-        Choice("mma", 2, 32, 4, 5, (232, 40)),
-        Choice("mma", 4, 32, 4, 3, (224, 56)),
+        Choice("mma", 1, 42, 4, 5, (232, 40)),
+        Choice("mma", 2, 38, 4, 8, (232, 40)),
+        Choice("mma", 4, 40, 4, 4, (232, 40)),
         Choice("wgmma", 8, 38, 0, 4, (224, 56), 2),
     ),
     "sampled, streaming": (
-        Choice("mma", 1, 34, 4, 5, (216, 72)),
-        Choice("mma", 2, 28, 4, 5, (216, 72)),
-        Choice("mma", 4, 28, 2, 5, (216, 72)),
+        Choice("mma", 1, 36, 4, 5, (216, 72)),
+        Choice("mma", 2, 26, 2, 8, (216, 72)),
+        Choice("mma", 4, 32, 4, 5, (216, 72)),
         Choice("wgmma", 8, 28, 0, 2, (216, 72)),
     ),
+    "sampled, two groups, streaming": (Choice("wgmma", 8, 26, 0, 2, (208, 88)),),
 }
 
 
@@ -695,8 +696,10 @@ def _streaming(unplaced: ResidencyPlan, plan: ResidencyPlan, lone: bool) -> Resi
     together = (
         not lone and unplaced.arch == "sm_90a" and plan.warp_tiles <= MOST_UNROLLED_TILES
     )
-    choices = _CHOICES["sampled, streaming" if plan.sampled else "greedy, streaming"]
-    for choice in reversed(choices):
+    choices = list(reversed(_CHOICES[f"{'sampled' if plan.sampled else 'greedy'}, streaming"]))
+    if plan.sampled and plan.groups == 2:
+        choices = [*_CHOICES["sampled, two groups, streaming"], *choices]
+    for choice in choices:
         if choice.columns == plan.columns and (choice.instruction == "mma" or together):
             better = _arrange(unplaced, choice)
             if better.shared_bytes <= better.shared_limit:
