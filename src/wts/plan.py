@@ -818,7 +818,9 @@ def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan
         base_slots=2,
     )
     if plan.warpgroups and plan.shared_bytes > plan.shared_limit:
-        return _stream_units(plan, most_registers)
+        # With one group, base logits of one round: they come while blocks exchange.
+        plan = replace(plan, base_slots=1 if plan.groups == 1 else 2)
+        return plan if plan.shared_bytes <= plan.shared_limit else _stream_units(plan, most_registers)
     if plan.shared_bytes > plan.shared_limit:
         return _stream_fragments(plan)
     while plan.base_slots < 4:  # further ahead where it costs no residency
@@ -854,8 +856,7 @@ def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
 def _stream_units(plan: ResidencyPlan, most_registers: int) -> ResidencyPlan:
     """As few half tiles streamed as there is no room for; too large a plan where none fits."""
     fragments = plan.warp_tiles * plan.slabs
-    # With one group, base logits of one round: they come while blocks exchange.
-    plan = replace(plan, base_slots=1 if plan.groups == 1 else 2, ring_units=RING_UNITS)
+    plan = replace(plan, ring_units=RING_UNITS)
     for streamed in range(RING_UNITS * plan.unit_fragments, fragments + 1, plan.unit_fragments):
         registers = min(fragments - streamed, most_registers)
         plan = replace(

@@ -397,6 +397,15 @@ void warpgroup_wait() {
   products.erase(products.begin(), products.begin() + static_cast<long>(done));
 }
 
+inline int lane_across(int value, int bits) {
+  return __shfl_sync(0xffffffffu, value, lane_index() ^ bits);
+}
+template <int COUNT, int STRIDE>
+int strided_max(int value) {
+  for (int bits = STRIDE; bits < COUNT * STRIDE; bits *= 2)
+    value = std::max(value, lane_across(value, bits));
+  return value;
+}
 inline void load_global_16(u32 (&v)[4], const void* pointer) {
   sim::check_global(pointer, 16, 16);
   std::memcpy(v, pointer, 16);

@@ -218,7 +218,7 @@ __device__ __forceinline__ void score_exactly(const WalkArgs& args, Shared& shar
 }
 
 // Whether it is drawn while the tensor cores multiply; several groups leave no registers for that.
-constexpr bool DRAW_FIRST = !plan::NOISE_AHEAD && plan::GROUPS == 1;
+constexpr bool DRAW_FIRST = false;
 
 // The approximate noise of what is judged at once: parked, or drawn now.
 template <int COUNT>
@@ -364,57 +364,69 @@ __device__ __forceinline__ void post(Shared& shared, int round, int column, int 
   if constexpr (plan::SAMPLED) shared.candidate_logit[slot][column][place] = logit;
 }
 
-// Leaves the best of the warp for the service warps. Of a sampled request the two best are left, in
-// case they are too close to tell apart; false where a third is too close to leave it at that.
-__device__ __forceinline__ bool post_winners(Shared& shared, int warp, int lane, int round,
-                                             const Offers& offers, bool exact,
-                                             float (&limit)[plan::COLUMN_BLOCKS]) {
-  const int group = round_group(round);
-  bool settled = true;
+// Leaves the best of the warp for the service warps.
+__device__ __forceinline__ void post_best(Shared& shared, int warp, int lane, int round,
+                                          const Offers& offers) {
 #pragma unroll
   for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) {
 #pragma unroll
     for (int of_block = 0; of_block < BLOCK_REQUESTS; ++of_block) {
-      const int column = 4 * block + of_block;
-      const bool mine = (lane & 3) % BLOCK_REQUESTS == of_block;
-      if constexpr (!plan::SAMPLED) {
-        Best best = offers.best[block];
-        if (!mine) best.key = NEVER;
-        const Best winner = warp_best(best);
-        if (lane == 0) post(shared, round, column, warp, winner.key, winner.row, 0.0f);
-      } else {
-        const Contest& contest = offers.contest[block];
-        const int key = mine ? contest.key : NEVER;
-        const int row = LaneRows(warp, lane).row(contest.place >> 1) + (contest.place & 1);
-        const int top = warp_max(key);
-        // Of a greedy or exact row the lowest of equals is left; so of one of which every row is
-        // masked, or NaN. No branch here: the requests' votes overlap.
-        const float score = score_of_key(top);
-        const bool open = shared.temperature[group][column] > 0.0f && !exact &&
-                          score > minus_infinity();
-        const float least = score - score_slack(score);
-        const bool contends =
-            key != NEVER && (open ? !(score_of_key(key) < least) : key == top);
-        const bool also = mine && open && contest.second != NEVER &&
-                          !(score_of_key(contest.second) < least);
-        const u32 close = __ballot_sync(0xffffffffu, contends);
-        const u32 lowest = warp_max_unsigned(key == top ? ~static_cast<u32>(row) : 0u);
-        const bool first = open ? lane == __ffs(static_cast<int>(close)) - 1
-                                : contends && ~static_cast<u32>(row) == lowest;
-        const bool other = open && contends && !first;
-        if (__any_sync(0xffffffffu, also) || (open && __popc(close) > 2)) settled = false;
-        if (first) {
-          post(shared, round, column, warp, key, row, contest.logit);
-          if (!open || __popc(close) < 2)
-            post(shared, round, column, plan::SWEEP_WARPS + warp, NEVER, 0, 0.0f);
-        }
-        if (other)
-          post(shared, round, column, plan::SWEEP_WARPS + warp, key, row, contest.logit);
-        if (open && mine) limit[block] = least;
-      }
+      Best best = offers.best[block];
+      if ((lane & 3) % BLOCK_REQUESTS != of_block) best.key = NEVER;
+      const Best winner = warp_best(best);
+      if (lane == 0)
+        post(shared, round, 4 * block + of_block, warp, winner.key, winner.row, 0.0f);
     }
   }
-  return settled;
+}
+
+// Lanes that hold rows of one request are every BLOCK_REQUESTS-th; all requests are judged at once.
+constexpr int REQUEST_LANES = 32 / BLOCK_REQUESTS;
+__device__ __forceinline__ int request_max(int value) {
+  return strided_max<REQUEST_LANES, BLOCK_REQUESTS>(value);
+}
+
+// Leaves the two best of each sampled request, in case they are too close to tell apart; false where
+// a third is too close to leave it at that.
+__device__ __forceinline__ bool post_contests(Shared& shared, int warp, int lane, int round,
+                                              const Offers& offers, bool exact,
+                                              float (&limit)[plan::COLUMN_BLOCKS]) {
+  constexpr u32 OF_REQUEST = BLOCK_REQUESTS == 1   ? 0xffffffffu
+                             : BLOCK_REQUESTS == 2 ? 0x55555555u
+                                                   : 0x11111111u;
+  const int group = round_group(round);
+  bool crowded = false;
+#pragma unroll
+  for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) {
+    const Contest& contest = offers.contest[block];
+    const int column = lane_column(lane, block), key = contest.key;
+    const int row = LaneRows(warp, lane).row(contest.place >> 1) + (contest.place & 1);
+    const int top = request_max(key);
+    // Of a greedy or exact row the lowest of equals is left; so of one of which every row is masked, or
+    // NaN.
+    const float score = score_of_key(top);
+    const bool open =
+        shared.temperature[group][column] > 0.0f && !exact && score > minus_infinity();
+    const float least = score - score_slack(score);
+    const bool contends = key != NEVER && (open ? !(score_of_key(key) < least) : key == top);
+    const bool also =
+        open && contest.second != NEVER && !(score_of_key(contest.second) < least);
+    const u32 close =
+        __ballot_sync(0xffffffffu, contends) & (OF_REQUEST << (lane & (BLOCK_REQUESTS - 1)));
+    const int lowest = request_max(key == top ? -row : -plan::ROWS);
+    const bool first =
+        open ? lane == __ffs(static_cast<int>(close)) - 1 : contends && -row == lowest;
+    crowded |= also || (open && __popc(close) > 2);
+    if (first) {
+      post(shared, round, column, warp, key, row, contest.logit);
+      if (!open || __popc(close) < 2)
+        post(shared, round, column, plan::SWEEP_WARPS + warp, NEVER, 0, 0.0f);
+    } else if (open && contends) {
+      post(shared, round, column, plan::SWEEP_WARPS + warp, key, row, contest.logit);
+    }
+    if (open) limit[block] = least;
+  }
+  return !__any_sync(0xffffffffu, crowded);
 }
 
 }  // namespace wts

@@ -217,6 +217,25 @@ __device__ __forceinline__ u32 warp_max_unsigned(u32 value) {
   return result;
 }
 
+// 9.7.9.6: the value of the lane whose number differs in these bits.
+__device__ __forceinline__ int lane_across(int value, int bits) {
+  int result;
+  asm volatile("shfl.sync.bfly.b32 %0, %1, %2, 0x1f, 0xffffffff;"
+               : "=r"(result)
+               : "r"(value), "r"(bits));
+  return result;
+}
+
+// The largest value of COUNT lanes STRIDE apart, in all of them; both are powers of two.
+template <int COUNT, int STRIDE>
+__device__ __forceinline__ int strided_max(int value) {
+  if constexpr (COUNT == 32) return warp_max(value);
+#pragma unroll
+  for (int bits = STRIDE; bits < COUNT * STRIDE; bits *= 2)
+    value = max(value, lane_across(value, bits));
+  return value;
+}
+
 // ---- numbers -----------------------------------------------------------------------------------
 
 // 9.7.9.21: two fp32 to two bf16, round to nearest even; NaN becomes 0x7fff.

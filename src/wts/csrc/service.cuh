@@ -267,37 +267,49 @@ struct ServiceWarp {
     return open ? score - score_slack(score) : -minus_infinity();
   }
 
-  // The best of the candidates that the sweeping warps have offered for one column, in the lanes
-  // that may publish it: all, or in a sampled plan the one for which the result is true.
-  __device__ __forceinline__ bool block_best(int round, int column, Best& best) const {
+  // The best of the candidates that the sweeping warps have offered for one column, in lane 0.
+  __device__ __forceinline__ Best block_best(int round, int column) const {
     const int lane = lane_index(), slot = round_slot(round);
-    const int group = round_group(round), step = round_step(round);
+    Best best;
     if (lane < plan::CANDIDATES) {
       best.key = shared.candidate_key[slot][column][lane];
       if constexpr (plan::WIDE) best.row = shared.candidate_row[slot][column][lane];
-      if constexpr (plan::SAMPLED) best.logit = shared.candidate_logit[slot][column][lane];
     }
-    if constexpr (!plan::SAMPLED) {
-      best = warp_best(best);
-      return lane == 0;
+    return warp_best(best);
+  }
+
+  // The same in a sampled plan, for as many columns at once as there are lanes for their candidates: true
+  // in the lane whose candidate is its column's best.
+  static constexpr int RACES = SERVED * plan::CANDIDATES <= 32 ? SERVED : 1;  // at once
+  __device__ __forceinline__ static int race_max(int value) {
+    return strided_max<RACES == 1 ? 32 : plan::CANDIDATES, 1>(value);
+  }
+  __device__ __forceinline__ bool block_races(int round, int first_served, Best& best) const {
+    const int lane = lane_index(), slot = round_slot(round);
+    const int group = round_group(round), step = round_step(round);
+    const int race = lane / plan::CANDIDATES, at = lane % plan::CANDIDATES;
+    const int column = this->column(first_served + min(race, RACES - 1));
+    if (race < RACES) {
+      best.key = shared.candidate_key[slot][column][at];
+      best.row = shared.candidate_row[slot][column][at];
+      best.logit = shared.candidate_logit[slot][column][at];
     }
     // Words of exact scores are made here; of approximate ones, only a close race needs them.
-    int key = best.key, top = warp_max(key);
+    int key = best.key, top = race_max(key);
     const float least = least_score(group, column, top);
     const bool close = key != NEVER && (!(score_of_key(key) < least) || key == top);
-    const u32 lowest = warp_max_unsigned(key == top ? ~static_cast<u32>(best.row) : 0u);
-    bool chosen = key == top && ~static_cast<u32>(best.row) == lowest;
-    if (!plan::SCORED || __popc(__ballot_sync(0xffffffffu, close)) > 1) {
+    const u32 lanes = __ballot_sync(0xffffffffu, close) >> (race * plan::CANDIDATES & 31);
+    const bool undecided = !plan::SCORED || __popc(lanes & ((1ull << plan::CANDIDATES) - 1)) > 1;
+    if (__any_sync(0xffffffffu, undecided)) {
       key = close || !plan::SCORED ? key : NEVER;
-      if (key != NEVER)
+      if (key != NEVER && undecided)
         key = exact_key(group, column, step, blockIdx.x * plan::ROWS + static_cast<u32>(best.row),
                         best.logit);
       if constexpr (!plan::SCORED) best.key = key;
-      top = warp_max(key);
-      const u32 first = warp_max_unsigned(key == top ? ~static_cast<u32>(best.row) : 0u);
-      chosen = key == top && ~static_cast<u32>(best.row) == first;
+      top = race_max(key);
     }
-    return chosen;
+    const int lowest = race_max(key == top ? -best.row : -plan::ROWS);
+    return key != NEVER && key == top && -best.row == lowest;
   }
 
   __device__ __forceinline__ static bool contends(ExchangeWord word, float least) {
@@ -359,22 +371,23 @@ struct ServiceWarp {
         exchange_slots(args.slots, sequence, request(group, column(0))) + blockIdx.x;
     barrier_wait(&shared.candidates_ready[round_slot(round)], round_slot_parity(round));
     mark(args, round, GATHERED);
-    constexpr int AT_ONCE = plan::SAMPLED ? 1 : SERVED;  // exact scores need many registers
     int row = -1;
-#pragma unroll AT_ONCE
-    for (int served = 0; served < SERVED; ++served) {
-      Best best;
-      const bool mine = block_best(round, column(served), best);
-      if constexpr (plan::SAMPLED && SERVED > 1) {  // and few are kept meanwhile
-        if (!mine) continue;
-        store_relaxed(exchange_slots(args.slots, sequence_of(step), request(group, column(served))) +
-                          blockIdx.x,
-                      pack_word(best, exchange_tag(sequence_of(step))));
-        prefetch_row(round, best.row);
-      } else {
-        const ExchangeWord word = pack_word(best, tag);
-        if (mine) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, word);
-        if (plan::SAMPLED ? mine : lane == served) row = word_row(word);
+    if constexpr (plan::SAMPLED) {
+#pragma unroll 1
+      for (int served = 0; served < SERVED; served += RACES) {
+        Best best;
+        if (block_races(round, served, best)) {
+          const int line = served + (RACES > 1 ? lane / plan::CANDIDATES : 0);
+          store_relaxed(slot + line * plan::SLOT_LINE_WORDS, pack_word(best, tag));
+          row = best.row;
+        }
+      }
+    } else {
+#pragma unroll
+      for (int served = 0; served < SERVED; ++served) {
+        const ExchangeWord word = pack_word(block_best(round, column(served)), tag);
+        if (lane == 0) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, word);
+        if (lane == served) row = word_row(word);
       }
     }
     mark(args, round, PUBLISHED);

@@ -25,9 +25,12 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
   for (bool exact = false;; exact = true) {
     Offers offers;
     multiply(args, shared, weights, ring, round, exact, limit, offers);
+    if constexpr (!plan::SAMPLED) {
+      post_best(shared, warp_index(), lane_index(), round, offers);
+      break;
+    }
     const bool settled =
-        post_winners(shared, warp_index(), lane_index(), round, offers, exact, limit);
-    if constexpr (!plan::SAMPLED) break;
+        post_contests(shared, warp_index(), lane_index(), round, offers, exact, limit);
     if (exact || !again(warp_index(), settled)) break;
   }
   warp_arrive(&shared.candidates_ready[round_slot(round)]);
