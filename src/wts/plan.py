@@ -301,9 +301,9 @@ class ResidencyPlan:
     def noise_ahead(self) -> bool:
         """Whether noise is drawn while blocks exchange, not while rows are judged.
 
-        Where warps multiply alone there is room to park it; warpgroups have many more rows.
+        Several groups of warpgroups leave no time for it.
         """
-        return self.sampled and not self.warpgroups
+        return self.sampled and (self.groups == 1 or not self.warpgroups)
 
     @property
     def parked_logits(self) -> int:

@@ -144,7 +144,8 @@ __device__ __forceinline__ void park_noise(const WalkArgs& args, Shared& shared,
   const LaneRows rows(warp, lane);
   const int thread = threadIdx.x;
   constexpr int STEP = SHARING == 1 ? 2 : 1;  // accumulators that four tokens belong to
-  constexpr int UNROLLED = ACCUMULATORS <= 12 ? ACCUMULATORS : 1;  // code has a price, too
+  // Code has a price, too.
+  constexpr int UNROLLED = !plan::WARPGROUPS && ACCUMULATORS <= 12 ? ACCUMULATORS : 1;
 #pragma unroll UNROLLED
   for (int accumulator = 0; accumulator < ACCUMULATORS; accumulator += STEP) {
     const int row = rows.row(accumulator);
@@ -217,9 +218,6 @@ __device__ __forceinline__ void score_exactly(const WalkArgs& args, Shared& shar
     for (int j = 0; j < 2; ++j) scores[i][j] = shared.logits[2 * i + j][thread];
 }
 
-// Whether it is drawn while the tensor cores multiply; several groups leave no registers for that.
-constexpr bool DRAW_FIRST = false;
-
 // The approximate noise of what is judged at once: parked, or drawn now.
 template <int COUNT>
 __device__ __forceinline__ void find_noise(const WalkArgs& args, const Shared& shared,
@@ -232,11 +230,11 @@ __device__ __forceinline__ void find_noise(const WalkArgs& args, const Shared& s
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     const int accumulator = judged.accumulator(i), block = judged.block(i);
-    if (!judged.exists(i)) continue;
     if constexpr (plan::NOISE_AHEAD) {
+      if (!judged.exists(i)) continue;
       noise[i][0] = shared.noise[noise_place(accumulator, block)][threadIdx.x];
       noise[i][1] = shared.noise[noise_place(accumulator, block) + 1][threadIdx.x];
-    } else if (accumulator % 2 == 0) {  // and of the tile after it, which is judged with it
+    } else if (i / plan::COLUMN_BLOCKS % 2 == 0) {  // and of the tile after it, judged with it
       const int row = rows.row(accumulator);
       float drawn[4];
       draw_noise(args, shared, row, round, lane_column(lane, block), sampling.is_sampled(block),
@@ -254,20 +252,16 @@ __device__ __forceinline__ void find_noise(const WalkArgs& args, const Shared& s
 }
 
 // Turns sums into step logits and offers what may win. sum_of(i, block) gives the sums of the i-th
-// accumulator, when they are there; the noise of warpgroups is drawn before that.
-template <int ACCUMULATORS_HERE, typename Wait, typename SumOf>
+// accumulator; first may be known at run time only.
+template <int ACCUMULATORS_HERE, typename SumOf>
 __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared, const Lines& lines,
                                            const Sampling& sampling, int warp, int lane, int round,
-                                           int first, const Wait& wait, const SumOf& sum_of,
-                                           bool exact, const float (&limit)[plan::COLUMN_BLOCKS],
+                                           int first, const SumOf& sum_of, bool exact,
+                                           const float (&limit)[plan::COLUMN_BLOCKS],
                                            Offers& offers) {
   constexpr int BLOCKS = plan::COLUMN_BLOCKS, COUNT = ACCUMULATORS_HERE * BLOCKS;
   const Judged judged{first};
   const LaneRows rows(warp, lane);
-  float noise[plan::SAMPLED ? COUNT : 1][2];
-  if constexpr (plan::SAMPLED && DRAW_FIRST)
-    find_noise<COUNT>(args, shared, sampling, rows, lane, round, judged, noise);
-  wait();
   float2 scales[COUNT], bases[COUNT];
   float latent_scales[BLOCKS];
 #pragma unroll
@@ -275,7 +269,6 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
     latent_scales[block] = shared.latent_scale[latent_slot(round)][lane_column(lane, block)];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    if (!judged.exists(i)) continue;
     const int row = rows.row(judged.accumulator(i));
     if (i % BLOCKS == 0) {
       scales[i] = *reinterpret_cast<const float2*>(&shared.row_scale[row]);
@@ -288,8 +281,6 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
   float logits[COUNT][2];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
-    logits[i][0] = logits[i][1] = minus_infinity();
-    if (!judged.exists(i)) continue;
     const int(&sum)[4] = sum_of(i / BLOCKS, judged.block(i));
     const float latent_scale = latent_scales[i % BLOCKS];
     logits[i][0] = step_sum(sum[0], sum[1], __fmul_rn(scales[i].x, latent_scale), bases[i].x);
@@ -307,7 +298,6 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
   } else if constexpr (!plan::SAMPLED) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      if (!judged.exists(i)) continue;
       const int accumulator = judged.accumulator(i), row = rows.row(accumulator);
       const bool present = tile_present(lane, accumulator);
 #pragma unroll
@@ -315,19 +305,18 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
         offers.best[judged.block(i)].offer(present ? ordered_key(logits[i][j]) : NEVER, row + j);
     }
   } else {
-    if constexpr (!DRAW_FIRST)
-      find_noise<COUNT>(args, shared, sampling, rows, lane, round, judged, noise);
-    float scores[COUNT][2];
+    float noise[COUNT][2], scores[COUNT][2];
+    find_noise<COUNT>(args, shared, sampling, rows, lane, round, judged, noise);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i)
 #pragma unroll
       for (int j = 0; j < 2; ++j)
         // A greedy row's score is its step logit: times one, plus a zero that makes -0 a +0.
         scores[i][j] = fused(logits[i][j], sampling.inverse[judged.block(i)], noise[i][j]);
-    if ((DRAW_FIRST || plan::NOISE_AHEAD) && !sampling.whole && !exact) {
+    if (!sampling.whole && !exact) {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i)
-        if (judged.exists(i) && tile_present(lane, judged.accumulator(i)))
+        if (tile_present(lane, judged.accumulator(i)))
           sampling.export_rows(judged.block(i), rows.row(judged.accumulator(i)), logits[i][0],
                                logits[i][1]);
     }
@@ -335,16 +324,10 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
       score_exactly<COUNT>(args, shared, judged, rows, lane, round, logits, limit, scores);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
-      if (!judged.exists(i)) continue;
       const int accumulator = judged.accumulator(i), block = judged.block(i);
       const bool present = tile_present(lane, accumulator);
-      if (present && !exact) {
-        if (sampling.whole || DRAW_FIRST || plan::NOISE_AHEAD) {
-          sampling.export_pair(block, rows.row(accumulator), logits[i][0], logits[i][1]);
-        } else {
-          sampling.export_rows(block, rows.row(accumulator), logits[i][0], logits[i][1]);
-        }
-      }
+      if (present && !exact)
+        sampling.export_pair(block, rows.row(accumulator), logits[i][0], logits[i][1]);
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         offers.contest[block].offer(present ? score_order(scores[i][j]) : NEVER,
