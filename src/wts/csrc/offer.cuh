@@ -230,11 +230,11 @@ __device__ __forceinline__ void find_noise(const WalkArgs& args, const Shared& s
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     const int accumulator = judged.accumulator(i), block = judged.block(i);
+    if (!judged.exists(i)) continue;
     if constexpr (plan::NOISE_AHEAD) {
-      if (!judged.exists(i)) continue;
       noise[i][0] = shared.noise[noise_place(accumulator, block)][threadIdx.x];
       noise[i][1] = shared.noise[noise_place(accumulator, block) + 1][threadIdx.x];
-    } else if (i / plan::COLUMN_BLOCKS % 2 == 0) {  // and of the tile after it, judged with it
+    } else if (accumulator % 2 == 0) {  // and of the tile after it, which is judged with it
       const int row = rows.row(accumulator);
       float drawn[4];
       draw_noise(args, shared, row, round, lane_column(lane, block), sampling.is_sampled(block),
@@ -252,16 +252,17 @@ __device__ __forceinline__ void find_noise(const WalkArgs& args, const Shared& s
 }
 
 // Turns sums into step logits and offers what may win. sum_of(i, block) gives the sums of the i-th
-// accumulator; first may be known at run time only.
-template <int ACCUMULATORS_HERE, typename SumOf>
+// accumulator, after wait().
+template <int ACCUMULATORS_HERE, typename Wait, typename SumOf>
 __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared, const Lines& lines,
                                            const Sampling& sampling, int warp, int lane, int round,
-                                           int first, const SumOf& sum_of, bool exact,
-                                           const float (&limit)[plan::COLUMN_BLOCKS],
+                                           int first, const Wait& wait, const SumOf& sum_of,
+                                           bool exact, const float (&limit)[plan::COLUMN_BLOCKS],
                                            Offers& offers) {
   constexpr int BLOCKS = plan::COLUMN_BLOCKS, COUNT = ACCUMULATORS_HERE * BLOCKS;
   const Judged judged{first};
   const LaneRows rows(warp, lane);
+  wait();
   float2 scales[COUNT], bases[COUNT];
   float latent_scales[BLOCKS];
 #pragma unroll
@@ -269,6 +270,7 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
     latent_scales[block] = shared.latent_scale[latent_slot(round)][lane_column(lane, block)];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
+    if (!judged.exists(i)) continue;
     const int row = rows.row(judged.accumulator(i));
     if (i % BLOCKS == 0) {
       scales[i] = *reinterpret_cast<const float2*>(&shared.row_scale[row]);
@@ -281,6 +283,8 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
   float logits[COUNT][2];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
+    logits[i][0] = logits[i][1] = minus_infinity();
+    if (!judged.exists(i)) continue;
     const int(&sum)[4] = sum_of(i / BLOCKS, judged.block(i));
     const float latent_scale = latent_scales[i % BLOCKS];
     logits[i][0] = step_sum(sum[0], sum[1], __fmul_rn(scales[i].x, latent_scale), bases[i].x);
@@ -298,6 +302,7 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
   } else if constexpr (!plan::SAMPLED) {
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
+      if (!judged.exists(i)) continue;
       const int accumulator = judged.accumulator(i), row = rows.row(accumulator);
       const bool present = tile_present(lane, accumulator);
 #pragma unroll
@@ -313,10 +318,10 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
       for (int j = 0; j < 2; ++j)
         // A greedy row's score is its step logit: times one, plus a zero that makes -0 a +0.
         scores[i][j] = fused(logits[i][j], sampling.inverse[judged.block(i)], noise[i][j]);
-    if (!sampling.whole && !exact) {
+    if (plan::NOISE_AHEAD && !sampling.whole && !exact) {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i)
-        if (tile_present(lane, judged.accumulator(i)))
+        if (judged.exists(i) && tile_present(lane, judged.accumulator(i)))
           sampling.export_rows(judged.block(i), rows.row(judged.accumulator(i)), logits[i][0],
                                logits[i][1]);
     }
@@ -324,10 +329,16 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
       score_exactly<COUNT>(args, shared, judged, rows, lane, round, logits, limit, scores);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
+      if (!judged.exists(i)) continue;
       const int accumulator = judged.accumulator(i), block = judged.block(i);
       const bool present = tile_present(lane, accumulator);
-      if (present && !exact)
-        sampling.export_pair(block, rows.row(accumulator), logits[i][0], logits[i][1]);
+      if (present && !exact) {
+        if (sampling.whole || plan::NOISE_AHEAD) {
+          sampling.export_pair(block, rows.row(accumulator), logits[i][0], logits[i][1]);
+        } else {
+          sampling.export_rows(block, rows.row(accumulator), logits[i][0], logits[i][1]);
+        }
+      }
 #pragma unroll
       for (int j = 0; j < 2; ++j) {
         offers.contest[block].offer(present ? score_order(scores[i][j]) : NEVER,

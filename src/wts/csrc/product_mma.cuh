@@ -130,8 +130,8 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     if (phase == plan::PHASES - 1) mark(args, round, SWEPT);
     const Lines lines(args, shared, lane, round);
     const auto sum_of = [&](int i, int) -> const int(&)[4] { return sums[i]; };
-    offer_sums<LIVE>(args, shared, lines, sampling, warp, lane, round, phase * LIVE, sum_of, exact,
-                     limit, offers);
+    offer_sums<LIVE>(args, shared, lines, sampling, warp, lane, round, phase * LIVE, [] {},
+                        sum_of, exact, limit, offers);
   }
 }
 

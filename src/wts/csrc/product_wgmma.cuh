@@ -92,59 +92,38 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     warpgroup_commit();
   };
 
-  const auto finish = [&](int batch, bool more) {
-    if (more) {
-      warpgroup_wait<IN_FLIGHT - 1>();
-    } else {
-      warpgroup_wait<0>();
-    }
-#pragma unroll
-    for (int i = 0; i < 2 * TILES; ++i) {
-      const int half = batch * 2 * TILES + i;
-      if (half < 2 * plan::WARP_TILES && streamed_unit(half) >= 0)
-        ring.release(args, shared, warpgroup, lane, streamed_unit(half));
-    }
-    if (batch == 0)
-      barrier_wait(&shared.base_landed[round_slot(round)], round_slot_parity(round));
-    if (batch == BATCHES - 1) mark(args, round, SWEPT);
-  };
   const Sampling sampling(args, shared, lane, round);
   if constexpr (plan::NOISE_AHEAD)
     if (sampling.any && !exact) park_noise(args, shared, sampling, warp, lane, round);
   barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
   mark(args, round, LATENT_SEEN);
-
-  if constexpr (plan::SAMPLED) {
-    // Judging takes longer than multiplying, and much code: it is the same for all tiles.
-    const Lines lines(args, shared, lane, round);
-    const auto sum_of = [&](int i, int block) -> const int(&)[4] {
-      return sums[0][i * plan::COLUMN_BLOCKS + block];
-    };
-#pragma unroll 1
-    for (int judged = 0; judged < BATCHES; ++judged) {
-#pragma unroll
-      for (int batch = 0; batch < BATCHES; ++batch) {
-        if (batch != judged) continue;
-        begin(batch);
-        finish(batch, false);
-      }
-      offer_sums<TILES>(args, shared, lines, sampling, warp, lane, round, judged * TILES, sum_of,
-                        exact, limit, offers);
-    }
-    return;
-  }
   if (IN_FLIGHT > 1) begin(0);
   const Lines lines(args, shared, lane, round);
 #pragma unroll
   for (int batch = 0; batch < BATCHES; ++batch) {
     const int ahead = batch + IN_FLIGHT - 1;
     if (ahead < BATCHES) begin(ahead);
-    finish(batch, ahead < BATCHES);
+    const auto wait = [&] {
+      if (ahead < BATCHES) {
+        warpgroup_wait<IN_FLIGHT - 1>();
+      } else {
+        warpgroup_wait<0>();
+      }
+#pragma unroll
+      for (int i = 0; i < 2 * TILES; ++i) {
+        const int half = batch * 2 * TILES + i;
+        if (half < 2 * plan::WARP_TILES && streamed_unit(half) >= 0)
+          ring.release(args, shared, warpgroup, lane, streamed_unit(half));
+      }
+      if (batch == 0)
+        barrier_wait(&shared.base_landed[round_slot(round)], round_slot_parity(round));
+      if (batch == BATCHES - 1) mark(args, round, SWEPT);
+    };
     const auto sum_of = [&](int i, int block) -> const int(&)[4] {
       return sums[batch % IN_FLIGHT][i * plan::COLUMN_BLOCKS + block];
     };
-    offer_sums<TILES>(args, shared, lines, sampling, warp, lane, round, batch * TILES, sum_of, exact,
-                      limit, offers);
+    offer_sums<TILES>(args, shared, lines, sampling, warp, lane, round, batch * TILES, wait, sum_of,
+                      exact, limit, offers);
   }
 }
 
