@@ -95,7 +95,9 @@ _CHOICES = {
         Choice("mma", 4, 34, 4, 5, (216, 72)),
         Choice("wgmma", 8, 33, 0, 2, (216, 72)),
     ),
-    "sampled, two groups": (Choice("wgmma", 8, 33, 0, 2, (208, 88)),),
+    # One group draws its noise while blocks exchange, and has words to park.
+    "sampled, one group": (Choice("wgmma", 8, 24, 0, 2, (208, 88), 2),),
+    "sampled, two groups": (Choice("wgmma", 8, 31, 0, 2, (208, 88)),),
     # Where fragments are streamed, the compiler needs more room not to spill.
     "greedy, streaming": (
         Choice("mma", 1, 42, 4, 5, (232, 40)),
@@ -109,6 +111,7 @@ _CHOICES = {
         Choice("mma", 4, 32, 4, 5, (216, 72)),
         Choice("wgmma", 8, 28, 0, 2, (216, 72)),
     ),
+    "sampled, one group, streaming": (Choice("wgmma", 8, 20, 0, 2, (216, 72)),),
     "sampled, two groups, streaming": (Choice("wgmma", 8, 26, 0, 2, (208, 88)),),
 }
 
@@ -670,9 +673,13 @@ def _choices(spec: GpuSpec, batch: int, sampled: bool) -> list[Choice]:
     """Choices for a batch, the best first."""
     widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch
     choices = list(reversed(_CHOICES["sampled" if sampled else "greedy"]))
-    if sampled and widest == 8 and 8 < batch <= 16:
-        choices = [*_CHOICES["sampled, two groups"], *choices]
+    if sampled and widest == 8:
+        choices = [*_CHOICES.get(f"sampled, {_groups(batch, widest)}", ()), *choices]
     return [choice for choice in choices if choice.columns <= widest]
+
+
+def _groups(batch: int, columns: int) -> str:
+    return {1: "one group", 2: "two groups"}.get(-(-batch // columns), "groups")
 
 
 def _first_that_fits(
@@ -697,8 +704,9 @@ def _streaming(unplaced: ResidencyPlan, plan: ResidencyPlan, lone: bool) -> Resi
         not lone and unplaced.arch == "sm_90a" and plan.warp_tiles <= MOST_UNROLLED_TILES
     )
     choices = list(reversed(_CHOICES[f"{'sampled' if plan.sampled else 'greedy'}, streaming"]))
-    if plan.sampled and plan.groups == 2:
-        choices = [*_CHOICES["sampled, two groups, streaming"], *choices]
+    if plan.sampled and plan.warpgroups:
+        special = f"sampled, {_groups(plan.batch, plan.columns)}, streaming"
+        choices = [*_CHOICES.get(special, ()), *choices]
     for choice in choices:
         if choice.columns == plan.columns and (choice.instruction == "mma" or together):
             better = _arrange(unplaced, choice)
