@@ -52,6 +52,11 @@ struct ServiceWarp {
     return min(plan::ROWS, max(0, plan::VOCAB - static_cast<int>(blockIdx.x) * plan::ROWS));
   }
 
+  // Whether the vocabulary goes on behind the shard, so that a copy's last 16 bytes may reach past it.
+  __device__ __forceinline__ bool more_follow() const {
+    return static_cast<int>(blockIdx.x + 1) * plan::ROWS < plan::VOCAB;
+  }
+
   // Where the vocabulary ends inside the shard, its padding rows must lose before any copy lands.
   __device__ __forceinline__ void fill_padding() const {
     if (rows_here() == plan::ROWS) return;
@@ -80,7 +85,7 @@ struct ServiceWarp {
   }
 
   // Asks for the shard's base logits of one column. Whole 16-byte pieces inside the vocabulary come by
-  // one bulk copy; where the vocabulary ends inside the shard, lanes fetch the rest, padded with
+  // one bulk copy; where the vocabulary ends with the shard, lanes fetch the rest, padded with
   // -inf so that no padding row wins. Unless the line must be shifted, the column counts as staged
   // when the copy has landed.
   __device__ __forceinline__ void begin_base(int column, int round) const {
@@ -95,7 +100,7 @@ struct ServiceWarp {
     const Byte* source = base_source(request, step) - misaligned;
     Byte* line = shared.base[slot][column];
     const u32 wanted = misaligned + rows_here() * BASE_BYTES;
-    const bool whole = rows_here() == plan::ROWS, shifted = (misaligned & 3u) != 0;
+    const bool whole = more_follow(), shifted = (misaligned & 3u) != 0;
     const u32 bytes = whole ? (wanted + 15u) & ~15u : wanted & ~15u;
     Barrier* copied = shifted ? &shared.base_copied[slot][column] : &shared.base_landed[slot];
     if (lane == 0 && bytes > 0) {
@@ -113,6 +118,34 @@ struct ServiceWarp {
     }
     warp_arrive(&shared.base_copied[slot][column]);
     if (!shifted) warp_arrive(&shared.base_landed[slot]);
+  }
+
+  // Where every line is copied whole and none must be shifted, a lane asks for each column: the same as
+  // begin_base, all at once.
+  __device__ __forceinline__ bool simple() const {
+    const u64 bits = reinterpret_cast<u64>(args.base) |
+                     static_cast<u64>(args.base_request_stride * BASE_BYTES) |
+                     static_cast<u64>(args.base_step_stride * BASE_BYTES);
+    return (bits & 3u) == 0 && (more_follow() || tidy());
+  }
+
+  __device__ __forceinline__ void begin_simple(int round) const {
+    const int column = this->column(lane_index()), slot = round_slot(round);
+    const int request = this->request(round_group(round), column);
+    if (lane_index() >= SERVED) return;
+    Barrier* landed = &shared.base_landed[slot];
+    if (request < args.num_requests) {
+      const u32 misaligned = base_misalignment(args, request, round_step(round));
+      const u32 bytes = (misaligned + rows_here() * BASE_BYTES + 15u) & ~15u;
+      barrier_expect(landed, bytes);
+      if (bytes > 0)
+        bulk_copy(shared.base[slot][column], base_source(request, round_step(round)) - misaligned,
+                  bytes, landed);
+    }
+    for (u32 i = 0; i < WARP_ARRIVALS; ++i) {
+      barrier_arrive(&shared.base_copied[slot][column]);
+      barrier_arrive(landed);
+    }
   }
 
   // Whether all lines of the walk begin and end at whole 16-byte pieces, so that bulk copies bring all
@@ -486,8 +519,14 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   // Where there is room for one round only, its base logits come while blocks exchange, too.
   constexpr bool ONE = plan::BASE_SLOTS == 1, FIRST = plan::GROUPS == 1 && !ONE;
   constexpr int AHEAD = FIRST ? plan::BASE_SLOTS - 1 : plan::BASE_SLOTS;
+  const bool simple = self.simple();
   const auto stage = [&](int round) {
     const int begun = round - 1;
+    if (simple) {
+      if (round < rounds) self.begin_simple(round);
+      __syncwarp();
+      return;
+    }
 #pragma unroll 1
     for (int served = 0; served < SERVED; ++served) {
       const int column = self.column(served);
@@ -497,7 +536,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   };
   const auto finish_one = [&](int round) {
 #pragma unroll 1
-    for (int served = 0; ONE && round < rounds && served < SERVED; ++served)
+    for (int served = 0; ONE && !simple && round < rounds && served < SERVED; ++served)
       self.finish_base(self.column(served), round);
   };
   self.fill_padding();
