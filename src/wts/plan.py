@@ -45,6 +45,7 @@ MAX_TABLE_ROWS = (1 << 31) - 1  # a row number is an int of the kernel
 SERVICE_WARPS = 4
 SWEEP_WARPS = 8
 MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
+MOST_DRAWING_TILES = 10  # more, each drawing its own noise, do not fit in the instruction cache
 TILES_JUDGED = 2  # of such a warp, at once: a pair, whose noise comes together
 WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
 # Half tiles of a warpgroup's ring: those of two batches being multiplied, and one batch's on its way.
@@ -109,10 +110,9 @@ _CHOICES = {
         Choice("mma", 1, 36, 4, 5, (216, 72)),
         Choice("mma", 2, 26, 2, 8, (216, 72)),
         Choice("mma", 4, 32, 4, 5, (216, 72)),
-        Choice("wgmma", 8, 28, 0, 2, (216, 72)),
+        Choice("wgmma", 8, 20, 0, 2, (216, 72)),
     ),
-    "sampled, one group, streaming": (Choice("wgmma", 8, 20, 0, 2, (216, 72)),),
-    "sampled, two groups, streaming": (Choice("wgmma", 8, 26, 0, 2, (208, 88)),),
+    "sampled, two groups, streaming": (Choice("wgmma", 8, 18, 0, 2, (208, 88)),),
 }
 
 
@@ -304,9 +304,11 @@ class ResidencyPlan:
     def noise_ahead(self) -> bool:
         """Whether noise is drawn while blocks exchange, not while rows are judged.
 
-        Several groups of warpgroups leave no time for it.
+        Several groups of warpgroups leave no time for it, but their code is shorter without.
         """
-        return self.sampled and (self.groups == 1 or not self.warpgroups)
+        return self.sampled and (
+            not self.warpgroups or self.groups == 1 or self.warp_tiles > MOST_DRAWING_TILES
+        )
 
     @property
     def parked_logits(self) -> int:
@@ -346,7 +348,7 @@ class ResidencyPlan:
     @property
     def loses(self) -> bool:
         """Whether step-wise execution was measured faster: it reads W once a step, in bf16."""
-        return self.readings > (1.5 if self.sampled else 3.0)
+        return self.sampled and self.readings > 3.0
 
     @property
     def shared_bytes(self) -> int:
@@ -692,7 +694,8 @@ def _first_that_fits(
             continue  # large shards may leave no room to stage so many requests' base logits
         if plan.warpgroups and plan.warp_tiles > MOST_UNROLLED_TILES:
             continue
-        if plan.streamed_fragments:
+        resident = plan.register_fragments + plan.shared_fragments
+        if plan.streamed_fragments > (resident if plan.warpgroups else 0):
             plan = _streaming(unplaced, plan, lone)
         return plan
     return plan
@@ -864,8 +867,9 @@ def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
 def _stream_units(plan: ResidencyPlan, most_registers: int) -> ResidencyPlan:
     """As few half tiles streamed as there is no room for; too large a plan where none fits."""
     fragments = plan.warp_tiles * plan.slabs
-    plan = replace(plan, ring_units=RING_UNITS)
-    for streamed in range(RING_UNITS * plan.unit_fragments, fragments + 1, plan.unit_fragments):
+    ring = RING_UNITS if plan.tiles_in_flight > TILES_JUDGED else RING_UNITS - 2
+    plan = replace(plan, ring_units=ring)
+    for streamed in range(ring * plan.unit_fragments, fragments + 1, plan.unit_fragments):
         registers = min(fragments - streamed, most_registers)
         plan = replace(
             plan,
