@@ -48,7 +48,7 @@ MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler min
 MOST_DRAWING_TILES = 10  # more, each drawing its own noise, do not fit in the instruction cache
 TILES_JUDGED = 2  # of such a warp, at once: a pair, whose noise comes together
 WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
-# Half tiles of a warpgroup's ring: those of two batches being multiplied, and one batch's on its way.
+# Half tiles of a warpgroup's ring: of two batches being multiplied, and of one on its way.
 RING_UNITS = 6
 # Fragments of a warp's ring, where warps multiply alone: what covers the way from L2.
 RING_FRAGMENTS = range(8, 17)
@@ -428,7 +428,7 @@ class ResidencyPlan:
         return stored
 
     def _warpgroup_places(self) -> list[tuple[Literal["register", "shared", "streamed"], int]]:
-        """Streamed half tiles spread evenly over the sweep, resident fragments over what is left."""
+        """Streamed half tiles spread evenly over the sweep, resident fragments over the rest."""
         units = self.warp_tiles * self.slabs // self.unit_fragments
         streamed = self.streamed_fragments // self.unit_fragments
         resident = self.register_fragments + self.shared_fragments
@@ -463,9 +463,7 @@ class ResidencyPlan:
         first = {"streamed": 0, "shared": self.streamed_fragments}
         away = [first[place] + index for place, index in found if place != "register"]
         numbers = iter(range(len(away)))
-        places = [
-            index if place == "register" else -1 - next(numbers) for place, index in found
-        ]
+        places = [index if place == "register" else -1 - next(numbers) for place, index in found]
         stored = self.stored_order()
         sources = [
             stored[tile * self.slabs + slab] * FRAGMENT_BYTES * self.operand_warps
@@ -703,9 +701,7 @@ def _first_that_fits(
 
 def _streaming(unplaced: ResidencyPlan, plan: ResidencyPlan, lone: bool) -> ResidencyPlan:
     """The best plan that streams, of as many columns: by warpgroups unless warps must be alone."""
-    together = (
-        not lone and unplaced.arch == "sm_90a" and plan.warp_tiles <= MOST_UNROLLED_TILES
-    )
+    together = not lone and unplaced.arch == "sm_90a" and plan.warp_tiles <= MOST_UNROLLED_TILES
     choices = list(reversed(_CHOICES[f"{'sampled' if plan.sampled else 'greedy'}, streaming"]))
     if plan.sampled and plan.warpgroups:
         special = f"sampled, {_groups(plan.batch, plan.columns)}, streaming"
@@ -831,7 +827,9 @@ def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan
     if plan.warpgroups and plan.shared_bytes > plan.shared_limit:
         # With one group, base logits of one round: they come while blocks exchange.
         plan = replace(plan, base_slots=1 if plan.groups == 1 else 2)
-        return plan if plan.shared_bytes <= plan.shared_limit else _stream_units(plan, most_registers)
+        return (
+            plan if plan.shared_bytes <= plan.shared_limit else _stream_units(plan, most_registers)
+        )
     if plan.shared_bytes > plan.shared_limit:
         return _stream_fragments(plan)
     while plan.base_slots < 4:  # further ahead where it costs no residency
@@ -850,14 +848,15 @@ def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
     too_many = plan.shared_bytes - plan.shared_limit
     lacking = -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES))
     for missing in range(max(lacking, RING_FRAGMENTS[0]), plan.shared_fragments + 1):
-        lengths = [n for n in reversed(RING_FRAGMENTS) if missing % n == 0]
-        if lengths and missing + lengths[0] <= plan.shared_fragments:
-            streamed = missing + lengths[0]
+        for length in reversed(RING_FRAGMENTS):
+            streamed = missing + length
+            if missing % length or streamed > plan.shared_fragments:
+                continue
             streaming = replace(
                 plan,
                 shared_fragments=plan.shared_fragments - streamed,
                 streamed_fragments=streamed,
-                ring_units=lengths[0],
+                ring_units=length,
             )
             if streaming.shared_bytes <= plan.shared_limit:
                 return streaming
