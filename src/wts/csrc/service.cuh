@@ -333,7 +333,7 @@ struct ServiceWarp {
     const bool close = key != NEVER && (!(score_of_key(key) < least) || key == top);
     const u32 lanes = __ballot_sync(0xffffffffu, close) >> (race * plan::CANDIDATES & 31);
     const bool undecided = !plan::SCORED || __popc(lanes & ((1ull << plan::CANDIDATES) - 1)) > 1;
-    if (__any_sync(0xffffffffu, undecided)) {
+    if (RACES == 1 ? undecided : __any_sync(0xffffffffu, undecided)) {
       key = close || !plan::SCORED ? key : NEVER;
       if (key != NEVER && undecided)
         key = exact_key(group, column, step, blockIdx.x * plan::ROWS + static_cast<u32>(best.row),
