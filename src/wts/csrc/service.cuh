@@ -320,9 +320,9 @@ struct ServiceWarp {
   __device__ __forceinline__ bool block_races(int round, int first_served, Best& best) const {
     const int lane = lane_index(), slot = round_slot(round);
     const int group = round_group(round), step = round_step(round);
-    const int race = lane / plan::CANDIDATES, at = lane % plan::CANDIDATES;
-    const int column = this->column(first_served + min(race, RACES - 1));
-    if (race < RACES) {
+    const int race = RACES == 1 ? 0 : lane / plan::CANDIDATES, at = lane % plan::CANDIDATES;
+    const int column = this->column(first_served + race);
+    if (lane < RACES * plan::CANDIDATES) {
       best.key = shared.candidate_key[slot][column][at];
       best.row = shared.candidate_row[slot][column][at];
       best.logit = shared.candidate_logit[slot][column][at];
@@ -331,9 +331,9 @@ struct ServiceWarp {
     int key = best.key, top = race_max(key);
     const float least = least_score(group, column, top);
     const bool close = key != NEVER && (!(score_of_key(key) < least) || key == top);
-    const u32 lanes = __ballot_sync(0xffffffffu, close) >> (race * plan::CANDIDATES & 31);
+    const u32 lanes = __ballot_sync(0xffffffffu, close) >> (race * plan::CANDIDATES);
     const bool undecided = !plan::SCORED || __popc(lanes & ((1ull << plan::CANDIDATES) - 1)) > 1;
-    if (RACES == 1 ? undecided : __any_sync(0xffffffffu, undecided)) {
+    if (RACES == 1 ? undecided : __any_sync(0xffffffffu, undecided)) {  // the same in all lanes
       key = close || !plan::SCORED ? key : NEVER;
       if (key != NEVER && undecided)
         key = exact_key(group, column, step, blockIdx.x * plan::ROWS + static_cast<u32>(best.row),
