@@ -5,19 +5,19 @@ any two IEEE machines agree. No library's exp is asked.
 
 exp(y) = 2^n (1 + q), n the integer nearest to y / ln 2, f = y - n ln 2 in two steps, and q the
 Taylor polynomial of exp(f) - 1 up to f^7. Where |f| <= ln(2) / 2 what it leaves out is below
-f^8 / 8! < 5.3e-9, a third of 2^-24 of q itself. tanh is made of q, not of 1 + q, so that it keeps its
-relative precision near 0.
+f^8 / 8! < 5.3e-9, a third of 2^-24 of q itself. tanh is made of q, not of 1 + q, so that it keeps
+its relative precision near 0.
 
 Relative errors, in units of 2^-23: exp below 1, sigmoid and SiLU below 2, tanh below 3, where the
-result is a normal number. Where exp(-x) is infinite, below -88.73, sigmoid is 0 and SiLU -0: absolute
-errors below 3e-37. All are rounded to bf16 afterwards, 2^15 times coarser.
+result is a normal number. Where exp(-x) is infinite, below -88.73, sigmoid is 0 and SiLU -0:
+absolute errors below 3e-37. All are rounded to bf16 afterwards, 2^15 times coarser.
 """
 
 from __future__ import annotations
 
 import torch
 
-__all__ = ["exponential", "sigmoid", "silu", "tanh"]
+__all__ = ["exponential", "rounded", "sigmoid", "silu", "tanh"]
 
 _LOG2_E = 1.4426950408889634
 _LN2_HIGH = 0.693359375  # nine bits: a product with n is exact
@@ -26,6 +26,11 @@ _LARGEST = 104.0  # exp of it is infinite, of its negative 0
 _TANH_IS_ONE = 32.0
 # 1/7!, 1/6!, ... 1/2!
 _TAYLOR = (1 / 5040, 1 / 720, 1 / 120, 1 / 24, 1 / 6, 1 / 2)
+
+
+def rounded(value: torch.Tensor) -> torch.Tensor:
+    """R(): fp32 rounded once to bf16, as fp32."""
+    return value.to(torch.bfloat16).float()
 
 
 def _at_most(x: torch.Tensor, limit: float) -> torch.Tensor:
