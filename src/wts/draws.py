@@ -112,20 +112,24 @@ class Draw:
         head: AnyParts,
         latent_of: Callable[[torch.Tensor], torch.Tensor],
         device: str | torch.device,
+        *,
+        bias: float = FAVOUR,
     ) -> AnyParts:
-        """Give the head its projection: a bias of about 10 for the successor of each token.
+        """Give the head its projection: a bias for the successor of each token.
 
         Args:
             head: the head.
             latent_of: latents, bf16 [n, r], of tokens int64 [n].
             device: where its weights go.
+            bias: of the successor, where the latent is that of the token alone.
         """
         latents = torch.cat(
             [latent_of(tokens) for tokens in torch.split(self.predecessor, _LATENTS_AT_ONCE)]
         ).float()
-        squares = latents.square().sum(1, keepdim=True).clamp_min(1e-6)
-        projection = self._normal(*latents.shape) / squares.mean().sqrt()
-        projection += latents * (FAVOUR / squares)
+        own = latents - latents.mean(0)  # what they share favours every token alike
+        squares = own.square().sum(1, keepdim=True).clamp_min(1e-6)
+        projection = self._normal(*latents.shape) / latents.square().sum(1).mean().sqrt()
+        projection += own * (bias / squares)
         return with_weights(
             replace(head, projection=projection.bfloat16()), lambda weight: weight.to(device)
         )
