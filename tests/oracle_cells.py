@@ -47,7 +47,9 @@ def nearest_fp32(exact: Fraction) -> float:
 
 
 def fma(a: float, b: float, c: float) -> float:
-    """a b + c, rounded once to fp32; the three are finite."""
+    """a b + c, rounded once to fp32; a and b are finite."""
+    if not math.isfinite(c):
+        return c
     return nearest_fp32(Fraction(a) * Fraction(b) + Fraction(c))
 
 
@@ -57,8 +59,9 @@ def warp_dot(row: list[float], vector: list[float]) -> np.float32:
     for index, (weight, element) in enumerate(zip(row, vector, strict=True)):
         lanes[index % 32] = fma(weight, element, lanes[index % 32])
     sums = np.array(lanes, dtype=np.float32)
-    for distance in (16, 8, 4, 2, 1):
-        sums = np.array([sums[lane] + sums[lane ^ distance] for lane in range(32)])
+    with np.errstate(all="ignore"):
+        for distance in (16, 8, 4, 2, 1):
+            sums = np.array([sums[lane] + sums[lane ^ distance] for lane in range(32)])
     return np.float32(sums[0])
 
 
@@ -136,33 +139,47 @@ def step(
     return _domino(head, state, row, hidden)
 
 
+def gate_row(inner: Fp32, row: Fp32) -> Fp32:
+    """Latent of a gated head from its inner sums and table rows."""
+    return bf16(bf16(sigmoid(bf16(inner))) * row)
+
+
+def rnn_update(joint: Fp32, state: Fp32) -> tuple[Fp32, Fp32]:
+    """State and latent of an RNN head from its inner sums [..., 3 r] and the state before."""
+    gate, candidate, output = np.split(bf16(joint), 3, axis=-1)
+    gate, candidate = bf16(sigmoid(gate)), bf16(tanh(candidate))
+    kept, taken = bf16(gate * state), bf16(bf16(f32(1) - gate) * candidate)
+    return bf16(kept + taken), bf16(tanh(output))
+
+
+def gru_update(inputs: Fp32, states: Fp32, h: Fp32) -> Fp32:
+    """h of a GRU from its two products [..., 3 G] and the h before."""
+    input_reset, input_update, input_new = np.split(bf16(inputs), 3, axis=-1)
+    state_reset, state_update, state_new = np.split(bf16(states), 3, axis=-1)
+    reset, update = sigmoid(input_reset + state_reset), sigmoid(input_update + state_update)
+    new = tanh(input_new + reset * state_new)
+    return bf16(new + update * (h - new))
+
+
 def _gated(head: GatedHead, row: torch.Tensor, hidden: torch.Tensor) -> Fp32:
     size = head.hidden_size
     part = exact_product(head.gate_weight[:, :size], hidden) + head.gate_bias.float().numpy()
-    gate = bf16(sigmoid(bf16(part + exact_product(head.gate_weight[:, size:], row))))
-    return bf16(gate * row.float().numpy())
+    return gate_row(part + exact_product(head.gate_weight[:, size:], row), row.float().numpy())
 
 
 def _rnn(head: RnnHead, state: Fp32, row: torch.Tensor, hidden: torch.Tensor) -> tuple[Fp32, Fp32]:
     r, weight = head.rank, head.joint_weight
     part = exact_product(weight[:, 2 * r :], hidden) + head.joint_bias.float().numpy()
-    joint = part + warp_product(weight[:, :r], state)
-    joint = bf16(joint + exact_product(weight[:, r : 2 * r], row))
-    gate, candidate = bf16(sigmoid(joint[:r])), bf16(tanh(joint[r : 2 * r]))
-    kept, taken = bf16(gate * state), bf16(bf16(f32(1) - gate) * candidate)
-    return bf16(kept + taken), bf16(tanh(joint[2 * r :]))
+    early = part + warp_product(weight[:, :r], state)
+    return rnn_update(early + exact_product(weight[:, r : 2 * r], row), state)
 
 
 def _domino(
     head: DominoHead, state: State, row: torch.Tensor, hidden: torch.Tensor
 ) -> tuple[Fp32, Fp32 | None]:
-    g = head.gru_state_weight.shape[1]
-    h = np.zeros(g, np.float32) if state is None else state
-    inputs = bf16(exact_product(head.gru_input_weight, row))
-    states = bf16(warp_product(head.gru_state_weight, h))
-    reset, update = sigmoid(inputs[:g] + states[:g]), sigmoid((inputs + states)[g : 2 * g])
-    new = tanh(inputs[2 * g :] + reset * states[2 * g :])
-    h = bf16(new + update * (h - new))
+    before = np.zeros(head.gru_state_weight.shape[1], np.float32) if state is None else state
+    inputs = exact_product(head.gru_input_weight, row)
+    h = gru_update(inputs, warp_product(head.gru_state_weight, before), before)
     if state is None:
         return h, None
     size = head.table.shape[1]
