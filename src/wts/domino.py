@@ -238,15 +238,18 @@ class DominoHead(VocabularyParts):
             d2t_reading=d2t_reading,
             dtypes=BF16_ONLY,
         )
+        gru_input_weight = read("prefix_gru.weight_ih_l0", (3 * size, width))
+        gru_state_weight = read("prefix_gru.weight_hh_l0", (3 * size, size))
+        projector_weight = read("embed_proj.0.weight", (rank, width + size))
         table = target_embedding(
             target, num_rows=checkpoint.config.vocab_size, num_columns=width, dtypes=BF16_ONLY
         )
         return cls(
             table=table.to(device),
             **shared,
-            gru_input_weight=read("prefix_gru.weight_ih_l0", (3 * size, width)),
-            gru_state_weight=read("prefix_gru.weight_hh_l0", (3 * size, size)),
-            projector_weight=read("embed_proj.0.weight", (rank, width + size)),
+            gru_input_weight=gru_input_weight,
+            gru_state_weight=gru_state_weight,
+            projector_weight=projector_weight,
             shift_label=fields.shift_label,
         )
 
