@@ -206,3 +206,26 @@ def int8_walk(
                 previous = int(head.draft_to_target[previous])
             tokens[-1].append(previous)
     return torch.tensor(tokens)
+
+
+def formula_walk(
+    head: RecurrentHead, base_logits: torch.Tensor, anchor: torch.Tensor, hidden: torch.Tensor
+) -> torch.Tensor:
+    """Tokens of the unquantised head over bf16 base logits, one product after the other."""
+    tokens = []
+    for request in range(len(anchor)):
+        previous = int(anchor[request].clamp(0, head.table_rows - 1))
+        state: State = None
+        tokens.append([])
+        for k in range(base_logits.shape[1]):
+            state, latent = step(head, state, previous, hidden[request, k])
+            base = base_logits[request, k, : head.vocab].float().numpy()
+            if latent is not None:
+                projection = head.projection[: head.vocab]
+                bias = bf16(exact_product(projection, torch.from_numpy(latent)))
+                base = bf16(base + bias)
+            previous = select(torch.from_numpy(base)[None])[0]
+            if head.draft_to_target is not None:
+                previous = int(head.draft_to_target[previous])
+            tokens[-1].append(previous)
+    return torch.tensor(tokens)

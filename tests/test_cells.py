@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 import oracle_cells
 from bounds import decided
 from intervals import latent_interval, walk_bound
+from oracle import int8_logits_of
 from strategies import (
     KINDS,
     anchors,
@@ -585,7 +586,7 @@ class TestSampled:
                 wanted = base[request : request + 1, step]
                 if latent is not None:
                     quantised = torch.from_numpy(latent[None]).bfloat16()
-                    wanted = oracle_cells.int8_logits_of(head, wanted, quantised)
+                    wanted = int8_logits_of(head, wanted, quantised)
                 assert torch.equal(bits(logits[request, step]), bits(wanted[0]))
                 previous = int(tokens[request, step])
 

@@ -13,6 +13,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import oracle_cells
 from drafters import (
     DOMINO_W,
     EMBEDDING,
@@ -463,6 +464,41 @@ class TestDominoByHand:
             assert torch.equal(logits[0, 0], base[0, 0])
             assert int(logits[0, 1].argmax()) == (int(tokens[0, 0]) + 1) % 8
             assert logits[0, 1].max() == 8.0
+
+
+class TestFormula:
+    """The reference against loops in numpy, and its GRU against torch's."""
+
+    @each_kind
+    @pytest.mark.parametrize("draft_vocab", [None, 40])
+    def test_walks_are_those_of_plain_loops(
+        self, kind: type[RecurrentHead], draft_vocab: int | None
+    ) -> None:
+        head = recurrent_head(kind, vocab=70, draft_vocab=draft_vocab)
+        base = base_logits(head, batch=2, steps=5, seed=1)
+        anchor = torch.tensor([3, -5])
+        hidden = hidden_states(head, batch=2, steps=5, seed=2)
+        found = reference_walk(head, base, anchor, hidden=hidden)
+        assert torch.equal(found, oracle_cells.formula_walk(head, base, anchor, hidden))
+        assert len(found.unique()) > 5
+
+    def test_the_gru_is_torchs(self) -> None:
+        """In fp32, so that only the roundings of ours to bf16 are between them."""
+        head = recurrent_head(DominoHead, hidden_size=64, state_size=96)
+        assert isinstance(head, DominoHead)
+        gru = torch.nn.GRUCell(64, 96, bias=False)
+        gru.weight_ih.data = head.gru_input_weight.float()
+        gru.weight_hh.data = head.gru_state_weight.float()
+        tokens = torch.randint(0, 517, (6, 50), generator=torch.Generator().manual_seed(1))
+        state, wanted = head.initial_state(50), torch.zeros(50, 96)
+        for previous in tokens:
+            wanted = gru(head.table[previous].float(), wanted).detach()
+            state, _ = head.latent(state, previous, zeros(50, 64))
+            assert isinstance(state, torch.Tensor)
+            off = (state.float() - wanted).abs()
+            assert off.max() < 0.04
+            assert off.mean() < 2.0**-9
+            wanted = state.float()
 
 
 # ---- checkpoints -------------------------------------------------------------------------------
