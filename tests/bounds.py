@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from wts.heads import MarkovHead
+from wts.heads import Head
 
 U32 = 2.0**-24
 # Significand: half a unit in the last place of 1, and half the distance of the smallest numbers.
@@ -13,7 +13,7 @@ TINY = {torch.bfloat16: 2.0**-134, torch.float16: 2.0**-25, torch.float32: 2.0**
 FLOOR = 1e-30
 
 
-def logit_bound(head: MarkovHead, base: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+def logit_bound(head: Head, base: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
     """The largest |int8 step logit - reference step logit|, fp64 [B, V].
 
     Symbols: row w of W, latent u, r elements; s_w = max|w| / 127 and s_u = max|u| / 32639 (each

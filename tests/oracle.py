@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from wts.heads import MarkovHead
+from wts.heads import Head, MarkovHead
 
 Fp32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]
@@ -39,8 +39,13 @@ def int8_logits(head: MarkovHead, base: torch.Tensor, previous: torch.Tensor) ->
         base: [B, V].
         previous: int64 [B], inside the table.
     """
+    return int8_logits_of(head, base, head.table[previous])
+
+
+def int8_logits_of(head: Head, base: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+    """The same of any head and its latents [B, r]."""
     levels, row_scale = quantise(head.projection[: head.vocab], 127)
-    whole, latent_scale = quantise(head.table[previous], 127 * 256 + 127)
+    whole, latent_scale = quantise(latent, 127 * 256 + 127)
     with np.errstate(all="ignore"):
         a = (whole @ levels.T).astype(np.float32)
         s = row_scale[None, :] * latent_scale[:, None]

@@ -9,10 +9,13 @@ import torch
 from hypothesis import assume
 from hypothesis import strategies as st
 
+from wts.cells import RecurrentHead
 from wts.device import GPUS, GpuSpec
+from wts.domino import DominoHead
 from wts.errors import PlanError
-from wts.heads import RANKS, MarkovHead
+from wts.heads import RANKS, Head, MarkovHead
 from wts.plan import NUMBER_TYPES, ResidencyPlan, Shape, plan_residency
+from wts.recurrent import GatedHead, RnnHead
 
 PUBLISHED_VOCABS = (32_000, 129_280, 151_936, 154_880, 163_840, 200_058, 248_320, 262_144)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -131,7 +134,7 @@ def heads(
 
 
 def base_logits(
-    head: MarkovHead,
+    head: Head,
     *,
     batch: int,
     steps: int,
@@ -156,7 +159,7 @@ def base_logits(
     return padded.to(DTYPES[base_type])[:, :, : head.vocab]
 
 
-def anchors(head: MarkovHead, batch: int, seed: int) -> torch.Tensor:
+def anchors(head: Head, batch: int, seed: int) -> torch.Tensor:
     """One token of the table for each request."""
     generator = torch.Generator().manual_seed(seed)
     return torch.randint(0, head.table_rows, (batch,), generator=generator)
@@ -185,3 +188,47 @@ def silent_head(
     """A head that adds nothing to the base logits: W = 0."""
     table = torch.ones(vocab if table_rows is None else table_rows, rank, dtype=dtype)
     return MarkovHead(table=table, projection=torch.zeros(vocab, rank, dtype=dtype))
+
+
+KINDS: tuple[type[RecurrentHead], ...] = (GatedHead, RnnHead, DominoHead)
+
+
+def recurrent_head(kind: type[RecurrentHead], **changes: Any) -> RecurrentHead:
+    """A small random head of a kind that reads hidden states."""
+    sizes: dict[str, Any] = {"vocab": 517, "rank": 64, "hidden_size": 40, "seed": 7}
+    if kind is DominoHead:
+        sizes["state_size"] = 32
+    return kind.random(**(sizes | changes))
+
+
+@st.composite
+def recurrent_heads(
+    draw: st.DrawFn,
+    *,
+    max_vocab: int = 200,
+    ranks: tuple[int, ...] = (64, 64, 128),
+    kinds: tuple[type[RecurrentHead], ...] = KINDS,
+) -> RecurrentHead:
+    """Small random heads that read hidden states, of all kinds and sizes."""
+    kind = draw(st.sampled_from(kinds))
+    vocab = draw(st.integers(1, max_vocab))
+    mapped = draw(st.booleans())
+    target_vocab = vocab + draw(st.integers(0, 50)) if mapped else vocab
+    sizes: dict[str, Any] = {"state_size": 32 * draw(st.integers(1, 3))}
+    return recurrent_head(
+        kind,
+        vocab=target_vocab,
+        rank=draw(st.sampled_from(ranks)),
+        hidden_size=draw(st.integers(1, 90)),
+        table_rows=target_vocab + draw(st.integers(0, 3)),
+        draft_vocab=vocab if mapped else None,
+        seed=draw(st.integers(0, 1 << 16)),
+        **(sizes if kind is DominoHead else {}),
+    )
+
+
+def hidden_states(head: Head, *, batch: int, steps: int, seed: int) -> torch.Tensor:
+    """Hidden states of deviation 1, bf16 [B, K, H]."""
+    assert head.hidden_size is not None
+    generator = torch.Generator().manual_seed(seed)
+    return torch.randn(batch, steps, head.hidden_size, generator=generator).bfloat16()

@@ -34,7 +34,7 @@ COVERED: set[str] = set()
 ELSEWHERE = {
     "graph-bakes-its-inputs": "tests/gpu/test_device_graphs.py",
     "beside-another-kernel": "tests/gpu/test_device_faults.py",
-    "domino-first-token": "no Domino head yet",
+    "domino-first-token": "tests/test_recurrent_cases.py",
 }
 
 Test = TypeVar("Test", bound=Callable[..., Any])

@@ -45,7 +45,8 @@ def walk(
 def logits_of(made: Emulator, base: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
     """Step logits of the emulator, [B, V] in fp32."""
     levels = load_rows(made.packed.tiles, made.plan).float()
-    return made._step_logits(levels, base, previous)[:, : made.plan.vocab]
+    _, latents = made.packed.latent(None, previous, None)
+    return made._step_logits(levels, base, latents)[:, : made.plan.vocab]
 
 
 class TestContract:

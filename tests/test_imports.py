@@ -14,10 +14,14 @@ SOURCE = Path(wts.__file__).parent
 
 # A room may import rooms to its left, never its neighbours or rooms to its right.
 LINE: tuple[tuple[str, ...], ...] = (
-    ("errors", "numbers"),
+    ("errors", "numbers", "activations"),
     ("device", "checkpoint"),
+    ("weights",),
+    ("draws",),
     ("heads",),
-    ("plan",),
+    ("recurrent",),
+    ("domino",),
+    ("plan", "cells"),
     ("pack", "noise"),
     ("reference", "emulator", "compile"),
     ("walk",),
@@ -116,9 +120,12 @@ def test_import_of_the_package_is_light(run_python: Callable[[str], int]) -> Non
 
 def test_public_names_are_the_promised_ones() -> None:
     assert sorted(wts.__all__) == [
+        "DominoHead",
+        "GatedHead",
         "MarkovHead",
         "Noise",
         "ResidencyPlan",
+        "RnnHead",
         "WalkError",
         "Walker",
         "plan_residency",

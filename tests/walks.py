@@ -11,8 +11,8 @@ from functools import lru_cache
 import torch
 
 from strategies import DTYPES, hopper
+from wts.cells import AnyHead
 from wts.device import GpuSpec, gpu_spec
-from wts.heads import MarkovHead
 from wts.noise import Noise
 from wts.plan import NUMBER_TYPES, NumberType, plan_residency
 from wts.walk import Backend, Walker
@@ -27,7 +27,7 @@ def gpu_of(backend: Backend, blocks: int | None = None) -> GpuSpec:
 @lru_cache(maxsize=64)
 def walker_of(
     backend: Backend,
-    head: MarkovHead,
+    head: AnyHead,
     *,
     batch: int = 4,
     blocks: int | None = None,
@@ -54,9 +54,12 @@ def moved(tensor: torch.Tensor, walker: Walker) -> torch.Tensor:
     return flat.cuda().as_strided(tensor.size(), tensor.stride(), tensor.storage_offset())
 
 
-def run(walker: Walker, base: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+def run(
+    walker: Walker, base: torch.Tensor, anchor: torch.Tensor, hidden: torch.Tensor | None = None
+) -> torch.Tensor:
     """Tokens [B, K] on the CPU, after a check."""
-    tokens = walker(moved(base, walker), moved(anchor, walker))
+    read = None if hidden is None else moved(hidden, walker)
+    tokens = walker(moved(base, walker), moved(anchor, walker), hidden=read)
     walker.check()
     assert tokens.shape == base.shape[:2]
     return tokens.cpu()
@@ -64,7 +67,7 @@ def run(walker: Walker, base: torch.Tensor, anchor: torch.Tensor) -> torch.Tenso
 
 def walk(
     backend: Backend,
-    head: MarkovHead,
+    head: AnyHead,
     base: torch.Tensor,
     anchor: torch.Tensor,
     *,
@@ -102,6 +105,7 @@ def run_sampled(
     key: int = 7,
     offset: int = 0,
     fill: float = 0.0,
+    hidden: torch.Tensor | None = None,
 ) -> Drawn:
     """One call of a Walker whose plan is sampled; logits_out holds `fill` before it."""
     counter = torch.tensor([offset])
@@ -110,6 +114,7 @@ def run_sampled(
     tokens = walker(
         moved(base, walker),
         moved(anchor, walker),
+        hidden=None if hidden is None else moved(hidden, walker),
         temperatures=moved(torch.tensor(temperatures, dtype=torch.float32), walker),
         noise=Noise(key=key, offset=counter_there),
         logits_out=there,
@@ -120,7 +125,7 @@ def run_sampled(
 
 def sample(
     backend: Backend,
-    head: MarkovHead,
+    head: AnyHead,
     base: torch.Tensor,
     anchor: torch.Tensor,
     temperatures: Sequence[float],

@@ -9,18 +9,33 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from wts.domino import DominoHead
     from wts.errors import WalkError
     from wts.heads import MarkovHead
     from wts.noise import Noise
     from wts.plan import ResidencyPlan, plan_residency
+    from wts.recurrent import GatedHead, RnnHead
     from wts.walk import Walker
 
-__all__ = ["MarkovHead", "Noise", "ResidencyPlan", "WalkError", "Walker", "plan_residency"]
+__all__ = [
+    "DominoHead",
+    "GatedHead",
+    "MarkovHead",
+    "Noise",
+    "ResidencyPlan",
+    "RnnHead",
+    "WalkError",
+    "Walker",
+    "plan_residency",
+]
 
 _HOME = {
+    "DominoHead": "wts.domino",
+    "GatedHead": "wts.recurrent",
     "MarkovHead": "wts.heads",
     "Noise": "wts.noise",
     "ResidencyPlan": "wts.plan",
+    "RnnHead": "wts.recurrent",
     "WalkError": "wts.errors",
     "Walker": "wts.walk",
     "plan_residency": "wts.plan",

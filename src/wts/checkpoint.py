@@ -19,10 +19,13 @@ from wts.errors import CheckpointError, describe
 __all__ = [
     "Checkpoint",
     "D2tReading",
+    "DominoFields",
     "DrafterConfig",
+    "TensorFolder",
     "draft_map",
     "fault_of_ids",
     "read_config",
+    "target_embedding",
     "tensor_names",
 ]
 
@@ -35,25 +38,48 @@ _MOST_PADDING_ROWS = 1024
 # Where drafters that nest their backbone's fields keep them.
 _NESTED_CONFIGS = ("text_config", "transformer_layer_config")
 
+# What may stand before the name of a tensor: in drafters, and in models of text and of more.
+_PREFIXES = ("", "model.")
+_TARGET_PREFIXES = (*_PREFIXES, "language_model.", "language_model.model.", "model.language_model.")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DominoFields:
+    """What config.json says of a Domino projector.
+
+    Args:
+        emb_dim: rank of the latent.
+        gru_hidden_dim: elements of the recurrent state.
+        shift_label: whether step k reads hidden position k of a block, or else k + 1.
+    """
+
+    emb_dim: int
+    gru_hidden_dim: int
+    shift_label: bool
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrafterConfig:
     """The fields of a drafter's config.json that a serial head depends on.
 
     Args:
-        markov_rank: rank of the latent.
+        markov_rank: rank of the latent; None for a Domino drafter.
         markov_head_type: "vanilla", "gated" or "rnn".
         vocab_size: target vocabulary.
         draft_vocab_size: draft vocabulary; `vocab_size` where it is not reduced. It may also be
             larger, where a drafter keeps the padding of its target's lm_head.
         block_size: tokens that the drafter was trained to propose, if it says.
+        hidden_size: elements of a hidden state of the drafter, if it says.
+        domino: its projector, if it is a Domino drafter.
     """
 
-    markov_rank: int
+    markov_rank: int | None
     markov_head_type: str
     vocab_size: int
     draft_vocab_size: int
     block_size: int | None
+    hidden_size: int | None = None
+    domino: DominoFields | None = None
 
     @property
     def num_draft(self) -> int:
@@ -90,14 +116,51 @@ def read_config(folder: str | Path) -> DrafterConfig:
     vocab_size = _positive_field(path, config, "vocab_size")
     has_draft_vocab = config.get("draft_vocab_size") is not None
     has_block_size = config.get("block_size") is not None
+    has_hidden_size = config.get("hidden_size") is not None
+    domino = _domino_fields(path, config)
     return DrafterConfig(
-        markov_rank=_positive_field(path, config, "markov_rank"),
+        markov_rank=None if domino else _positive_field(path, config, "markov_rank"),
         markov_head_type=head_type.lower(),
         vocab_size=vocab_size,
         draft_vocab_size=(
             _positive_field(path, config, "draft_vocab_size") if has_draft_vocab else vocab_size
         ),
         block_size=_positive_field(path, config, "block_size") if has_block_size else None,
+        hidden_size=_positive_field(path, config, "hidden_size") if has_hidden_size else None,
+        domino=domino,
+    )
+
+
+def _domino_fields(path: Path, config: Mapping[str, Any]) -> DominoFields | None:
+    """The projector's fields, each in `dflash_config` or beside it; None for another drafter."""
+    inner = config.get("dflash_config")
+    inner = inner if isinstance(inner, dict) else {}
+    fields = {**config, **inner}
+    if fields.get("projector_type") != "domino":
+        return None
+    outer_rank = config.get("emb_dim")
+    if outer_rank is not None and inner.get("emb_dim", outer_rank) != outer_rank:
+        raise CheckpointError.mismatch(
+            f"{path}: dflash_config.emb_dim",
+            wanted=f"{outer_rank}, the emb_dim beside dflash_config",
+            found=repr(inner["emb_dim"]),
+            fix="correct the one that is wrong",
+        )
+    for field, wanted, right in (
+        ("shift_label", "true or false", isinstance(fields.get("shift_label"), bool)),
+        ("pure_draft_prefix_len", "1", fields.get("pure_draft_prefix_len") == 1),
+    ):
+        if not right:
+            raise CheckpointError.mismatch(
+                f"{path}: dflash_config.{field}",
+                wanted=wanted,
+                found=repr(fields[field]) if field in fields else "nothing",
+                fix="Domino drafters of other kinds cannot be read",
+            )
+    return DominoFields(
+        emb_dim=_positive_field(path, fields, "emb_dim"),
+        gru_hidden_dim=_positive_field(path, fields, "gru_hidden_dim"),
+        shift_label=fields["shift_label"],
     )
 
 
@@ -125,30 +188,26 @@ def _positive_field(path: Path, config: Mapping[str, Any], field: str) -> int:
             f"{path}: {field}",
             wanted="a positive integer",
             found="nothing" if field not in config else repr(value),
-            fix="check that this is the config of a drafter with a Markov head",
+            fix="check that this is the config of a drafter with a serial head",
         )
     return value
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Checkpoint:
-    """An opened drafter folder. Its tensors are known by name and loaded one by one.
+class TensorFolder:
+    """The tensors of a checkpoint folder, known by name and loaded one by one.
 
     Args:
-        folder: the drafter folder.
-        config: what config.json says.
         source: the file that lists the tensors, for messages.
         files: file of each tensor.
     """
 
-    folder: Path
-    config: DrafterConfig
     source: Path
     files: Mapping[str, Path]
 
     @classmethod
     def open(cls, folder: str | Path) -> Self:
-        """Read the config and list the tensors of a folder.
+        """List the tensors of a folder.
 
         The weights are model.safetensors, or an index with its shards, or the only *.safetensors.
 
@@ -156,32 +215,30 @@ class Checkpoint:
             CheckpointError: the folder is not a complete checkpoint.
         """
         folder = Path(folder)
-        config = read_config(folder)
         whole = folder / "model.safetensors"
         indices = sorted(folder.glob("*.safetensors.index.json"))
         singles = sorted(folder.glob("*.safetensors"))
         if whole.is_file():
-            source, files = whole, dict.fromkeys(tensor_names(whole), whole)
-        elif len(indices) == 1:
-            source, files = indices[0], _files_of_index(indices[0])
-        elif not indices and len(singles) == 1:
-            source, files = singles[0], dict.fromkeys(tensor_names(singles[0]), singles[0])
-        else:
-            raise CheckpointError.mismatch(
-                str(folder),
-                wanted="model.safetensors, or one *.safetensors.index.json with its shards",
-                found=f"{len(singles)} *.safetensors and {len(indices)} indices",
-                fix="pass the folder of one complete safetensors checkpoint",
-            )
-        return cls(folder=folder, config=config, source=source, files=files)
+            return cls(source=whole, files=dict.fromkeys(tensor_names(whole), whole))
+        if len(indices) == 1:
+            return cls(source=indices[0], files=_files_of_index(indices[0]))
+        if not indices and len(singles) == 1:
+            names = tensor_names(singles[0])
+            return cls(source=singles[0], files=dict.fromkeys(names, singles[0]))
+        raise CheckpointError.mismatch(
+            str(folder),
+            wanted="model.safetensors, or one *.safetensors.index.json with its shards",
+            found=f"{len(singles)} *.safetensors and {len(indices)} indices",
+            fix="pass the folder of one complete safetensors checkpoint",
+        )
 
-    def find(self, tensor: str) -> str | None:
-        """Return the full name of a tensor that may stand behind `model.`, or None.
+    def find(self, tensor: str, prefixes: Sequence[str] = _PREFIXES) -> str | None:
+        """Return the full name of a tensor that may stand behind one of some prefixes, or None.
 
         Raises:
-            CheckpointError: both names are there.
+            CheckpointError: it is there under several names.
         """
-        names = [name for name in (tensor, f"model.{tensor}") if name in self.files]
+        names = [prefix + tensor for prefix in prefixes if prefix + tensor in self.files]
         if len(names) > 1:
             raise CheckpointError.mismatch(
                 f"{self.source}: tensor {tensor}",
@@ -210,34 +267,50 @@ class Checkpoint:
             ) from error
         return tensor
 
-    def matrix(
-        self, tensor: str, *, num_rows: int, num_columns: int, dtypes: Sequence[torch.dtype]
+    def weight(
+        self,
+        tensor: str,
+        *,
+        shape: Sequence[int],
+        dtypes: Sequence[torch.dtype],
+        padded: bool = False,
+        prefixes: Sequence[str] = _PREFIXES,
     ) -> torch.Tensor:
-        """Load a matrix whose size config.json gives, perhaps with rows of padding at its end.
+        """Load a tensor whose shape config.json gives.
+
+        Args:
+            tensor: its name, which may stand behind one of the prefixes.
+            shape: the shape.
+            dtypes: dtypes that it may have.
+            padded: whether it may have rows of padding at its end.
+            prefixes: what may stand before the name.
 
         Raises:
-            CheckpointError: missing, or of another size or dtype.
+            CheckpointError: missing, or of another shape or dtype.
         """
-        name = self.find(tensor)
+        wanted = list(shape)
+        name = self.find(tensor, prefixes)
         if name is None:
-            alike = sorted(known for known in self.files if "markov" in known)[:4]
+            room = tensor.split(".")[0]
+            alike = sorted(known for known in self.files if room in known)[:4]
             raise CheckpointError.mismatch(
                 f"{self.source}: tensor {tensor}",
-                wanted=f"[{num_rows}, {num_columns}], perhaps behind model.",
+                wanted=f"{wanted}, perhaps behind {' or '.join(filter(None, prefixes))}",
                 found=f"none of that name among {len(self.files)} tensors"
                 + (f", only {', '.join(alike)}" if alike else ""),
-                fix="check that this is a drafter with a Markov head",
+                fix="check that this is a whole checkpoint with such a head, and no adapter",
             )
         value = self.load(name)
+        most = wanted[0] + (_MOST_PADDING_ROWS if padded else 0)
         if (
-            value.ndim != 2
-            or value.shape[1] != num_columns
-            or not num_rows <= value.shape[0] <= num_rows + _MOST_PADDING_ROWS
+            value.ndim != len(wanted)
+            or list(value.shape[1:]) != wanted[1:]
+            or not wanted[0] <= value.shape[0] <= most
         ):
+            also = f" (up to {_MOST_PADDING_ROWS} rows more are taken as padding)" if padded else ""
             raise CheckpointError.mismatch(
                 f"{self.files[name]}: tensor {name}",
-                wanted=f"[{num_rows}, {num_columns}] by config.json (up to {_MOST_PADDING_ROWS} "
-                "rows more are taken as padding)",
+                wanted=f"{wanted} by config.json{also}",
                 found=describe(value),
                 fix="config.json and weights must be of one checkpoint",
             )
@@ -246,9 +319,65 @@ class Checkpoint:
                 f"{self.files[name]}: tensor {name}",
                 wanted=" or ".join(str(dtype).removeprefix("torch.") for dtype in dtypes),
                 found=describe(value),
-                fix="dequantise the head first",
+                fix="convert it, or dequantise the head first",
             )
         return value
+
+
+def target_embedding(
+    folder: str | Path, *, num_rows: int, num_columns: int, dtypes: Sequence[torch.dtype]
+) -> torch.Tensor:
+    """Load the token embedding of a target model, which a Domino drafter shares.
+
+    Args:
+        folder: the folder of the target's checkpoint.
+        num_rows: tokens; rows of padding behind them are cut off.
+        num_columns: elements of a row.
+        dtypes: dtypes that it may have.
+
+    Returns:
+        [num_rows, num_columns].
+
+    Raises:
+        CheckpointError: names the file, the tensor, what was wanted and what was found.
+    """
+    return TensorFolder.open(folder).weight(
+        "embed_tokens.weight",
+        shape=(num_rows, num_columns),
+        dtypes=dtypes,
+        padded=True,
+        prefixes=_TARGET_PREFIXES,
+    )[:num_rows]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Checkpoint:
+    """An opened drafter folder.
+
+    Args:
+        folder: the drafter folder.
+        config: what config.json says.
+        tensors: its tensors.
+    """
+
+    folder: Path
+    config: DrafterConfig
+    tensors: TensorFolder
+
+    @classmethod
+    def open(cls, folder: str | Path) -> Self:
+        """Read the config and list the tensors of a folder.
+
+        Raises:
+            CheckpointError: the folder is not a complete checkpoint.
+        """
+        config = read_config(folder)
+        return cls(folder=Path(folder), config=config, tensors=TensorFolder.open(folder))
+
+    @property
+    def config_path(self) -> Path:
+        """The config's file, for messages."""
+        return self.folder / "config.json"
 
     def draft_to_target(self, reading: D2tReading = "auto") -> torch.Tensor | None:
         """Load the map of a reduced draft vocabulary.
@@ -259,36 +388,36 @@ class Checkpoint:
         Raises:
             CheckpointError: missing although the config wants it, or not to be read.
         """
-        config = self.config
-        name = self.find("d2t")
+        config, tensors = self.config, self.tensors
+        name = tensors.find("d2t")
         if name is None:
             if config.num_draft == config.vocab_size:
                 return None
             raise CheckpointError.mismatch(
-                f"{self.source}: tensor d2t",
+                f"{tensors.source}: tensor d2t",
                 wanted=f"a map of {config.draft_vocab_size} draft ids to target ids, since "
                 f"draft_vocab_size is less than vocab_size, {config.vocab_size}",
                 found="none",
                 fix="export d2t with the drafter",
             )
-        d2t = self.load(name)
+        d2t = tensors.load(name)
         if tuple(d2t.shape) != (config.draft_vocab_size,):
             raise CheckpointError.mismatch(
-                f"{self.files[name]}: tensor {name}",
+                f"{tensors.files[name]}: tensor {name}",
                 wanted=f"[{config.draft_vocab_size}], draft_vocab_size of config.json",
                 found=describe(d2t),
                 fix="config.json and weights must be of one checkpoint",
             )
-        mask = self.find("t2d")
+        mask = tensors.find("t2d")
         try:
             ids = draft_map(
                 d2t[: config.num_draft],
                 num_targets=config.vocab_size,
-                t2d=None if mask is None else self.load(mask),
+                t2d=None if mask is None else tensors.load(mask),
                 reading=reading,
             )
         except CheckpointError as error:
-            raise CheckpointError(f"{self.files[name]}: {error}") from error
+            raise CheckpointError(f"{tensors.files[name]}: {error}") from error
         return None if torch.equal(ids, torch.arange(config.vocab_size)) else ids
 
 

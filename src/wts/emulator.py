@@ -11,10 +11,11 @@ from dataclasses import dataclass
 
 import torch
 
-from wts.heads import DTYPE_OF
+from wts.errors import InputError
 from wts.noise import Noise, philox_words, sampled_scores
-from wts.pack import PackedHead, load_rows, unpack_latents
+from wts.pack import PackedHead, QuantisedLatents, load_rows
 from wts.plan import TILE_ROWS, ResidencyPlan
+from wts.weights import DTYPE_OF
 
 __all__ = ["Emulator"]
 
@@ -50,6 +51,7 @@ class Emulator:
         base_logits: torch.Tensor,
         anchor: torch.Tensor,
         *,
+        hidden_part: torch.Tensor | None = None,
         temperatures: torch.Tensor | None = None,
         noise: Noise | None = None,
         logits_out: torch.Tensor | None = None,
@@ -60,6 +62,8 @@ class Emulator:
         Args:
             base_logits: [B, K, V] in the plan's base type, CPU.
             anchor: int64 [B], CPU.
+            hidden_part: fp32 [B, K, P], CPU, `packed.hidden_part` of the hidden states, for heads
+                that read them.
             temperatures: fp32 [B], CPU, in a sampled plan.
             noise: where its noise comes from; the offset is advanced by one.
             logits_out: [B, K, V] in the step's type: step logits of sampled rows go there.
@@ -69,14 +73,24 @@ class Emulator:
             Tokens int64 [B, K] (target ids), and how many anchors lay outside the table.
         """
         plan = self.plan
+        if (hidden_part is None) != (self.packed.cell is None):
+            raise InputError.mismatch(
+                "hidden_part",
+                wanted="None" if self.packed.cell is None else "what packed.hidden_part gives",
+                found=type(hidden_part).__name__,
+                fix="leave it out" if self.packed.cell is None else "pass it",
+            )
         levels = load_rows(self.packed.tiles, plan).float()  # integers up to 127: exact
         batch, steps, _ = base_logits.shape
+        state = self.packed.initial_state(batch)
         last_row = plan.table_rows - 1
         previous = anchor.clamp(0, last_row)
         clamped = int((previous != anchor).sum())
         tokens = torch.empty(batch, steps, dtype=torch.int64)
         for step in range(steps):
-            logits = self._step_logits(levels, base_logits[:, step], previous)
+            part = None if hidden_part is None else hidden_part[:, step]
+            state, latents = self.packed.latent(state, previous, part)
+            logits = self._step_logits(levels, base_logits[:, step], latents)
             if temperatures is not None and noise is not None:
                 if logits_out is not None:
                     sampled = temperatures > 0
@@ -97,18 +111,19 @@ class Emulator:
         return tokens, clamped
 
     def _step_logits(
-        self, levels: torch.Tensor, base: torch.Tensor, previous: torch.Tensor
+        self, levels: torch.Tensor, base: torch.Tensor, latents: QuantisedLatents | None
     ) -> torch.Tensor:
         """x of every row of the padded vocabulary, fp32 [B, padded_vocab]."""
         plan = self.plan
-        high, low, latent_scale = unpack_latents(self.packed.table[previous])
-        # Each plane's dot is below 2^24, so fp32 sums it exactly in any order.
-        dot = 256 * (high.float() @ levels.T).int() + (low.float() @ levels.T).int()
-        scale = self.packed.row_scale[None, :] * latent_scale[:, None]
         padded = torch.full((len(base), plan.padded_vocab), float("-inf"))
         padded[:, : plan.vocab] = base[:, : plan.vocab].float()
-        total = padded + dot.float() * scale
-        return total.to(DTYPE_OF[plan.step_type]).float()
+        if latents is not None:
+            high, low, latent_scale = latents
+            # Each plane's dot is below 2^24, so fp32 sums it exactly in any order.
+            dot = 256 * (high.float() @ levels.T).int() + (low.float() @ levels.T).int()
+            scale = self.packed.row_scale[None, :] * latent_scale[:, None]
+            padded += dot.float() * scale
+        return padded.to(DTYPE_OF[plan.step_type]).float()
 
     def _select(self, scores: torch.Tensor) -> torch.Tensor:
         """Draft id of each request: best of a warp, of a block, of all blocks."""

@@ -1,23 +1,38 @@
 """What a serial head is: frozen weights with checked shapes, and how checkpoints are read.
 
 A head is only a latent function. The projection, where its rows live, the selection of a token and
-the walk itself are the same for all heads and live elsewhere.
+the walk itself are the same for all heads and live elsewhere. Here are what all heads share and the
+simplest one; `wts.recurrent` has those that read hidden states.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from types import MappingProxyType
 from typing import ClassVar, Protocol, Self, TypeAlias
 
 import torch
 
-from wts.checkpoint import Checkpoint, D2tReading, fault_of_ids
-from wts.errors import CheckpointError, HeadError, describe
+from wts.checkpoint import D2tReading
+from wts.draws import FAVOUR, check_sizes, draw_successors
 from wts.numbers import RANKS, NumberType
+from wts.weights import (
+    DTYPE_OF,
+    DTYPES,
+    NUMBER_TYPE_OF,
+    W1,
+    W2,
+    VocabularyParts,
+    check_dtype,
+    check_matrix,
+    check_rank,
+    check_vocabulary,
+    describe_head,
+    detach,
+    open_dspark,
+    read_projection,
+)
 
 __all__ = [
     "DTYPES",
@@ -30,30 +45,18 @@ __all__ = [
     "NumberType",
 ]
 
-DTYPE_OF: Mapping[NumberType, torch.dtype] = MappingProxyType(
-    {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
-)
-"""The dtype that a name stands for."""
-
-NUMBER_TYPE_OF: Mapping[torch.dtype, NumberType] = MappingProxyType(
-    {dtype: name for name, dtype in DTYPE_OF.items()}
-)
-"""The name of a dtype."""
-
-DTYPES = tuple(NUMBER_TYPE_OF)
-"""Dtypes that weights may have."""
-
 HeadState: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | None
 """What a head carries from step to step; None for a head that carries nothing."""
-
-# Mean bias of the favoured successor in a random head; that of the others has deviation 1.
-_FAVOUR = 10.0
 
 
 class Head(Protocol):
     """What a walk needs of any head. `MarkovHead` is the first of them."""
 
     kind: ClassVar[str]
+
+    @property
+    def table(self) -> torch.Tensor:
+        """E, [table_rows, r or more]: a row for each previous token."""
 
     @property
     def projection(self) -> torch.Tensor:
@@ -79,17 +82,24 @@ class Head(Protocol):
     def table_type(self) -> NumberType:
         """Number type of the latents."""
 
+    @property
+    def hidden_size(self) -> int | None:
+        """H, the elements of a hidden state; None for a head that reads none."""
+
     def initial_state(self, batch: int) -> HeadState:
         """Return the state before the first step of `batch` requests."""
 
     def latent(
         self, state: HeadState, prev_token: torch.Tensor, hidden: torch.Tensor | None
-    ) -> tuple[HeadState, torch.Tensor]:
-        """Return the next state and the latent [B, r] after `prev_token`, int64 [B]."""
+    ) -> tuple[HeadState, torch.Tensor | None]:
+        """Return the next state and the latent [B, r] after `prev_token`, int64 [B].
+
+        The latent is None at a step whose token the base logits decide alone.
+        """
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MarkovHead:
+class MarkovHead(VocabularyParts):
     """The vanilla Markov head: the latent is the table row of the previous token.
 
     Weights are only read. A tensor that requires grad is detached (it shares its memory).
@@ -108,73 +118,19 @@ class MarkovHead:
 
     kind: ClassVar[str] = "markov"
 
-    table: torch.Tensor
-    projection: torch.Tensor
-    draft_to_target: torch.Tensor | None = None
-    logical_vocab: int | None = None
-
     def __post_init__(self) -> None:
-        _check_matrix("table", self.table)
-        _check_matrix("projection", self.projection)
-        _check_rank("table", self.table.shape[1])
-        if self.projection.shape[1] != self.table.shape[1]:
-            raise HeadError.mismatch(
-                "projection",
-                wanted=f"[V_rows, {self.table.shape[1]}], the rank of table",
-                found=describe(self.projection),
-                fix="pass markov_w2 of the same head, not transposed",
-            )
-        if self.projection.device != self.table.device:
-            raise HeadError.mismatch(
-                "projection",
-                wanted=f"the device of table, {self.table.device}",
-                found=self.projection.device,
-                fix="move both to one device",
-            )
-        _check_logical_vocab(self.logical_vocab, self.projection.shape[0])
-        if self.draft_to_target is None:
-            if self.table_rows < self.vocab:
-                raise HeadError.mismatch(
-                    "table",
-                    wanted=f"at least {self.vocab} rows, one for each token that can win",
-                    found=f"{self.table_rows} rows",
-                    fix="pass draft_to_target if the draft vocabulary is another one, or "
-                    "logical_vocab if the projection is padded",
-                )
-        else:
-            _check_draft_to_target(
-                self.draft_to_target, self.projection, self.vocab, self.table_rows
-            )
-        object.__setattr__(self, "table", self.table.detach())
-        object.__setattr__(self, "projection", self.projection.detach())
+        check_matrix("table", self.table)
+        check_matrix("projection", self.projection)
+        check_rank("table", self.table.shape[1])
+        check_vocabulary(self, rank=self.table.shape[1], rank_of="table")
+        detach(self, ("table", "projection"))
 
     def __repr__(self) -> str:
-        mapped = "" if self.draft_to_target is None else ", draft_to_target"
-        return (
-            f"MarkovHead(vocab={self.vocab}, rank={self.rank}, "
-            f"table={describe(self.table)}, projection={describe(self.projection)}{mapped}, "
-            f"device={self.table.device})"
-        )
+        return describe_head(self)
 
     @property
-    def rank(self) -> int:
-        """r, the length of a latent."""
-        return self.table.shape[1]
-
-    @property
-    def vocab(self) -> int:
-        """Rows of the projection that can win."""
-        return self.projection.shape[0] if self.logical_vocab is None else self.logical_vocab
-
-    @property
-    def table_rows(self) -> int:
-        """Rows of the previous-token table."""
-        return self.table.shape[0]
-
-    @property
-    def table_type(self) -> NumberType:
-        """Number type of the table, and so of the latents."""
-        return NUMBER_TYPE_OF[self.table.dtype]
+    def hidden_size(self) -> None:
+        """A Markov head reads no hidden states."""
 
     def initial_state(self, batch: int) -> None:
         """Return the state before the first step: a Markov head carries none."""
@@ -192,8 +148,7 @@ class MarkovHead:
         Returns:
             The state and the latents, [B, r] in the dtype of the table.
         """
-        rows = prev_token.clamp(0, self.table_rows - 1)
-        return state, self.table.index_select(0, rows)
+        return state, self.rows_of(prev_token)
 
     @classmethod
     def from_checkpoint(
@@ -222,44 +177,12 @@ class MarkovHead:
         Raises:
             CheckpointError: names the file, the tensor, what was wanted and what was found.
         """
-        checkpoint = Checkpoint.open(folder)
-        config = checkpoint.config
-        if config.markov_head_type != "vanilla":
-            raise CheckpointError.mismatch(
-                f"{checkpoint.folder / 'config.json'}: markov_head_type",
-                wanted="'vanilla'",
-                found=repr(config.markov_head_type),
-                fix="only vanilla Markov heads can be read by this version",
-            )
-        if config.markov_rank not in RANKS:
-            raise CheckpointError.mismatch(
-                f"{checkpoint.folder / 'config.json'}: markov_rank",
-                wanted=f"one of {', '.join(map(str, RANKS))}",
-                found=config.markov_rank,
-                fix="heads of other ranks are not supported",
-            )
-        table = checkpoint.matrix(
-            "markov_head.markov_w1.weight",
-            num_rows=config.vocab_size,
-            num_columns=config.markov_rank,
-            dtypes=DTYPES,
-        )[: config.vocab_size]
-        projection = checkpoint.matrix(
-            "markov_head.markov_w2.weight",
-            num_rows=config.num_draft,
-            num_columns=config.markov_rank,
-            dtypes=DTYPES,
-        )
-        num_padding = projection.shape[0] - config.num_draft
-        ids = checkpoint.draft_to_target(d2t_reading)
-        if ids is not None:
-            ids = torch.cat([ids, ids.new_zeros(num_padding)]).to(device)
-        return cls(
-            table=table.to(device),
-            projection=projection.to(device),
-            draft_to_target=ids,
-            logical_vocab=config.num_draft if num_padding else None,
-        )
+        checkpoint, rank = open_dspark(folder, "vanilla")
+        table = checkpoint.tensors.weight(
+            W1, shape=(checkpoint.config.vocab_size, rank), dtypes=DTYPES, padded=True
+        )[: checkpoint.config.vocab_size]
+        shared = read_projection(checkpoint, W2, rank, device=device, d2t_reading=d2t_reading)
+        return cls(table=table.to(device), **shared)
 
     @classmethod
     def random(
@@ -298,126 +221,16 @@ class MarkovHead:
         """
         table_rows = vocab if table_rows is None else table_rows
         num_draft = vocab if draft_vocab is None else draft_vocab
-        _check_rank("rank", rank)
-        _check_dtype("dtype", dtype)
-        for argument, value, least, most in (
-            ("vocab", vocab, 1, None),
-            ("table_rows", table_rows, vocab, None),
-            ("draft_vocab", num_draft, 1, vocab),
-        ):
-            if value < least or (most is not None and value > most):
-                raise HeadError.mismatch(
-                    argument,
-                    wanted=f"at least {least}" if most is None else f"{least}..{most}",
-                    found=value,
-                    fix="correct the size",
-                )
+        check_rank("rank", rank)
+        check_dtype("dtype", dtype)
+        check_sizes(vocab, table_rows, num_draft)
         generator = torch.Generator().manual_seed(seed)
         table = torch.randn(table_rows, rank, generator=generator)
         projection = torch.randn(num_draft, rank, generator=generator) / math.sqrt(rank)
-        target = torch.randperm(vocab, generator=generator)[:num_draft].sort().values
-        predecessor = target[torch.randperm(num_draft, generator=generator)]
-        projection += table[predecessor] * (_FAVOUR / rank)
+        target, predecessor = draw_successors(generator, vocab, num_draft)
+        projection += table[predecessor] * (FAVOUR / rank)
         return cls(
             table=table.to(dtype).to(device),
             projection=projection.to(dtype).to(device),
             draft_to_target=None if draft_vocab is None else target.to(device),
-        )
-
-
-def _check_rank(argument: str, rank: int) -> None:
-    if rank not in RANKS:
-        raise HeadError.mismatch(
-            argument,
-            wanted=f"a rank of {', '.join(map(str, RANKS))}",
-            found=f"rank {rank}",
-            fix="use a head of a supported rank",
-        )
-
-
-def _check_dtype(argument: str, dtype: torch.dtype) -> None:
-    if dtype not in DTYPES:
-        raise HeadError.mismatch(
-            argument,
-            wanted="bfloat16, float16 or float32",
-            found=str(dtype).removeprefix("torch."),
-            fix="convert the weights; quantised checkpoints must be dequantised first",
-        )
-
-
-def _check_matrix(argument: str, value: object) -> None:
-    if not isinstance(value, torch.Tensor):
-        raise HeadError.mismatch(
-            argument,
-            wanted="a torch tensor",
-            found=type(value).__name__,
-            fix="pass the weight itself, not its module",
-        )
-    if value.ndim != 2 or value.shape[0] < 1:
-        raise HeadError.mismatch(
-            argument,
-            wanted="a matrix [rows, rank] with at least one row",
-            found=describe(value),
-            fix="pass the weight as it lies in the checkpoint",
-        )
-    _check_dtype(argument, value.dtype)
-    if value.layout != torch.strided or value.is_meta:
-        raise HeadError.mismatch(
-            argument,
-            wanted="a dense tensor with memory",
-            found=f"layout {value.layout} on {value.device}",
-            fix="load the weights before building the head",
-        )
-    if not value.is_contiguous():
-        raise HeadError.mismatch(
-            argument,
-            wanted="contiguous rows",
-            found=f"strides {list(value.stride())} for {describe(value)}",
-            fix="call .contiguous() on it",
-        )
-
-
-def _check_logical_vocab(logical_vocab: object, num_rows: int) -> None:
-    if logical_vocab is None:
-        return
-    is_int = isinstance(logical_vocab, int) and not isinstance(logical_vocab, bool)
-    if not is_int or not 1 <= logical_vocab <= num_rows:  # type: ignore[operator]
-        raise HeadError.mismatch(
-            "logical_vocab",
-            wanted=f"an integer of 1..{num_rows}, the rows of projection",
-            found=repr(logical_vocab),
-            fix="count the rows that are real tokens",
-        )
-
-
-def _check_draft_to_target(
-    value: object, projection: torch.Tensor, vocab: int, table_rows: int
-) -> None:
-    wanted = f"int64[{projection.shape[0]}] on {projection.device}, one target id per draft id"
-    if not isinstance(value, torch.Tensor):
-        raise HeadError.mismatch(
-            "draft_to_target",
-            wanted=wanted,
-            found=type(value).__name__,
-            fix="pass a tensor, or None where draft and target ids are the same",
-        )
-    if (
-        value.dtype != torch.int64
-        or tuple(value.shape) != (projection.shape[0],)
-        or value.device != projection.device
-        or not value.is_contiguous()
-    ):
-        raise HeadError.mismatch(
-            "draft_to_target",
-            wanted=wanted,
-            found=f"{describe(value)} on {value.device}, strides {list(value.stride())}",
-            fix="convert it; its rows are those of projection, padding included",
-        )
-    fault = fault_of_ids(value[:vocab], table_rows)
-    if fault is not None:
-        raise HeadError.mismatch(
-            "draft_to_target",
-            wanted=f"distinct target ids in 0..{table_rows - 1}",
-            found=fault,
-            fix="pass target ids; a d2t tensor usually holds offsets, see wts.checkpoint.draft_map",
         )

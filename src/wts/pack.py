@@ -12,18 +12,18 @@ consecutive tokens: row g and row g + 8 of half h of a pair of tiles are tokens 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from dataclasses import dataclass, fields
+from typing import TypeAlias
 
 import torch
 
+from wts.cells import AnyHead, Cell, cell_of, hidden_part, input_rows
+from wts.heads import HeadState, MarkovHead
 from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, SLAB, TILE_ROWS, WARPGROUP, ResidencyPlan
-
-if TYPE_CHECKING:
-    from wts.heads import MarkovHead
 
 __all__ = [
     "PackedHead",
+    "QuantisedLatents",
     "load_rows",
     "pack_head",
     "quantise_latents",
@@ -37,6 +37,10 @@ WEIGHT_LEVELS = 127
 LATENT_LEVELS = 127 * 256 + 127  # the largest 256 hi + lo with both planes in int8
 SMALLEST_SCALE = 1e-30
 _CHUNK_ROWS = 1 << 15
+_INPUT_ROWS = 1 << 12  # at once: their products are made in fp64
+
+QuantisedLatents: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
+"""hi int8 [n, r], lo int8 [n, r], scale fp32 [n]: latents are close to scale (256 hi + lo)."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -46,20 +50,58 @@ class PackedHead:
     Args:
         tiles: uint8 [padded_vocab / 16, 16 r], in the order of the plan's instruction.
         row_scale: fp32 [padded_vocab], 0 for padding rows.
-        table: uint8 [table_rows, 2 r + 32], quantised latents slab by slab, then the scale.
+        table: uint8 [table_rows, ...], what a step fetches for a token. Of a Markov head: 2 r + 32
+            bytes, the quantised latent slab by slab, then the scale; of others: `input_rows`.
         draft_to_target: int32 [vocab] or None.
+        cell: the weights of a head's steps; None for a Markov head, whose latents are the table.
     """
 
     tiles: torch.Tensor
     row_scale: torch.Tensor
     table: torch.Tensor
     draft_to_target: torch.Tensor | None
+    cell: Cell | None = None
 
     @property
     def memory_bytes(self) -> int:
         """Bytes held."""
         parts = [self.tiles, self.row_scale, self.table, self.draft_to_target]
+        parts += [] if self.cell is None else _weights_of(self.cell)
         return sum(t.numel() * t.element_size() for t in parts if t is not None)
+
+    def hidden_part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
+        """What the hidden states [B, K, H] of a walk add to its steps; None for a Markov head."""
+        if self.cell is None or hidden is None:
+            return None
+        return hidden_part(self.cell.hidden_weight, self.cell.hidden_bias, hidden)
+
+    def initial_state(self, batch: int) -> HeadState:
+        """Return the state before the first step of `batch` requests."""
+        return None if self.cell is None else self.cell.initial_state(batch)
+
+    def latent(
+        self, state: HeadState, prev_token: torch.Tensor, part: torch.Tensor | None
+    ) -> tuple[HeadState, QuantisedLatents | None]:
+        """The latent function as the device has it.
+
+        Args:
+            state: of the step before.
+            prev_token: int64 [B], inside the table.
+            part: fp32 [B, P], the hidden part of the step; None for a Markov head.
+
+        Returns:
+            The new state and the quantised latents; None at a step without.
+        """
+        rows = self.table[prev_token]
+        if self.cell is None:
+            return state, unpack_latents(rows)
+        assert part is not None
+        state, latent = self.cell.latent(state, rows, part)
+        return state, None if latent is None else quantise_latents(latent)
+
+
+def _weights_of(cell: Cell) -> list[torch.Tensor]:
+    return [getattr(cell, field.name) for field in fields(cell)]
 
 
 def _scale(largest: torch.Tensor, levels: int) -> torch.Tensor:
@@ -92,7 +134,7 @@ def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _levels(values, scale, WEIGHT_LEVELS).to(torch.int8), scale
 
 
-def quantise_latents(latent: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def quantise_latents(latent: torch.Tensor) -> QuantisedLatents:
     """Quantise latents to 16 bits in two int8 planes.
 
     Args:
@@ -210,7 +252,7 @@ def pack_latents(high: torch.Tensor, low: torch.Tensor, scale: torch.Tensor) -> 
     return table
 
 
-def unpack_latents(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+def unpack_latents(table: torch.Tensor) -> QuantisedLatents:
     """Undo `pack_latents`: uint8 [n, 2 r + 32] to hi and lo int8 [n, r], scale fp32 [n]."""
     rows, size = table.shape
     rank = (size - 32) // 2
@@ -224,7 +266,7 @@ def unpack_latents(table: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, tor
 
 
 def pack_head(
-    head: MarkovHead,
+    head: AnyHead,
     plan: ResidencyPlan,
     device: torch.device,
     into: PackedHead | None = None,
@@ -241,16 +283,7 @@ def pack_head(
     Returns:
         The packed head.
     """
-    packed = into or PackedHead(
-        tiles=torch.zeros(
-            plan.padded_vocab // TILE_ROWS, plan.tile_bytes, dtype=torch.uint8, device=device
-        ),
-        row_scale=torch.zeros(plan.padded_vocab, dtype=torch.float32, device=device),
-        table=torch.empty(plan.table_rows, plan.table_row_bytes, dtype=torch.uint8, device=device),
-        draft_to_target=None
-        if head.draft_to_target is None
-        else torch.empty(plan.vocab, dtype=torch.int32, device=device),
-    )
+    packed = into or _room_for(head, plan, device)
     for first, rows in _chunks(head.projection[: plan.vocab], device):
         levels, scale = quantise_rows(rows)
         padding = -len(rows) % PAIR_ROWS
@@ -258,13 +291,44 @@ def pack_head(
             levels = torch.cat([levels, levels.new_zeros(padding, plan.rank)])
         store_rows(levels, plan, packed.tiles, first)
         packed.row_scale[first : first + len(rows)] = scale
-    for first, rows in _chunks(head.table, device):
-        packed.table[first : first + len(rows)] = pack_latents(*quantise_latents(rows))
+    at_once = _CHUNK_ROWS if isinstance(head, MarkovHead) else _INPUT_ROWS
+    for first, rows in _chunks(head.table, device, at_once):
+        packed.table[first : first + len(rows)] = _fetched_rows(head, rows)
     if head.draft_to_target is not None and packed.draft_to_target is not None:
         packed.draft_to_target.copy_(head.draft_to_target[: plan.vocab])
+    if into is not None and into.cell is not None and not isinstance(head, MarkovHead):
+        for old, new in zip(
+            _weights_of(into.cell), _weights_of(cell_of(head, device)), strict=True
+        ):
+            old.copy_(new)
     return packed
 
 
-def _chunks(matrix: torch.Tensor, device: torch.device) -> Iterator[tuple[int, torch.Tensor]]:
-    for first in range(0, len(matrix), _CHUNK_ROWS):
-        yield first, matrix[first : first + _CHUNK_ROWS].to(device)
+def _room_for(head: AnyHead, plan: ResidencyPlan, device: torch.device) -> PackedHead:
+    """The memory of a packed head; the weights of its cell are in it already."""
+    row_bytes = _fetched_rows(head, head.table[:1]).shape[1]
+    return PackedHead(
+        tiles=torch.zeros(
+            plan.padded_vocab // TILE_ROWS, plan.tile_bytes, dtype=torch.uint8, device=device
+        ),
+        row_scale=torch.zeros(plan.padded_vocab, dtype=torch.float32, device=device),
+        table=torch.empty(plan.table_rows, row_bytes, dtype=torch.uint8, device=device),
+        draft_to_target=None
+        if head.draft_to_target is None
+        else torch.empty(plan.vocab, dtype=torch.int32, device=device),
+        cell=None if isinstance(head, MarkovHead) else cell_of(head, device),
+    )
+
+
+def _fetched_rows(head: AnyHead, rows: torch.Tensor) -> torch.Tensor:
+    """What a step fetches for tokens, uint8 [n, ...], from their table rows."""
+    if isinstance(head, MarkovHead):
+        return pack_latents(*quantise_latents(rows))
+    return input_rows(head, rows)
+
+
+def _chunks(
+    matrix: torch.Tensor, device: torch.device, at_once: int = _CHUNK_ROWS
+) -> Iterator[tuple[int, torch.Tensor]]:
+    for first in range(0, len(matrix), at_once):
+        yield first, matrix[first : first + at_once].to(device)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from wts.noise import Noise, philox_words, sampled_scores
+from wts.weights import DTYPE_OF
 
 if TYPE_CHECKING:
     from wts.heads import Head
@@ -18,18 +19,20 @@ if TYPE_CHECKING:
 __all__ = ["reference_walk", "select_greedy", "step_logits"]
 
 
-def step_logits(head: Head, base: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+def step_logits(head: Head, base: torch.Tensor, latent: torch.Tensor | None) -> torch.Tensor:
     """Logits of one step.
 
     Args:
         head: the head.
         base: bf16 | fp16 | fp32 [B, V], base logits of the step.
-        latent: [B, r].
+        latent: [B, r]; None for a step that the head has no part in.
 
     Returns:
-        [B, V] in the promoted dtype of base and latent: R(base + R(W . latent)), sums in fp32.
+        [B, V] in the promoted dtype of base and table: R(base + R(W . latent)), sums in fp32.
     """
-    dtype = torch.promote_types(base.dtype, latent.dtype)
+    dtype = torch.promote_types(base.dtype, DTYPE_OF[head.table_type])
+    if latent is None:
+        return base.to(dtype)
     bias = latent.float() @ head.projection[: head.vocab].float().T
     return (base.float() + bias.to(dtype).float()).to(dtype)
 

@@ -6,11 +6,12 @@ import ctypes
 import logging
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
-from typing import Any, Literal, cast
+from dataclasses import dataclass
+from typing import Any, Literal, cast, get_args
 
 import torch
 
+from wts.cells import AnyHead
 from wts.compile import KERNEL_NAME, WalkArgs, compile_fitting
 from wts.emulator import Emulator
 from wts.errors import (
@@ -22,11 +23,12 @@ from wts.errors import (
     WalkTimeout,
     describe,
 )
-from wts.heads import DTYPE_OF, MarkovHead
+from wts.heads import MarkovHead
 from wts.noise import Noise
 from wts.pack import PackedHead, pack_head
 from wts.plan import ResidencyPlan
 from wts.reference import reference_walk
+from wts.weights import DTYPE_OF, weights_of, with_weights
 
 __all__ = ["Backend", "WalkReport", "Walker"]
 
@@ -63,7 +65,8 @@ class Walker:
     at a time; two streams need two Walkers.
 
     Args:
-        head: the head.
+        head: the head; gated, RNN and Domino heads are walked by the emulator and the reference,
+            not yet by the device.
         plan: a plan made for its shape (and, on the device, for this GPU).
         backend: "device"; "emulator" (CPU, the device's numbers bit for bit); "reference" (the
             formula of the unquantised head); "auto": the device, or an error that says why not.
@@ -75,13 +78,14 @@ class Walker:
     Raises:
         HeadError: what is no head.
         PlanError: a plan for another head.
-        DeviceError: no Hopper GPU, or fewer co-resident blocks than planned.
+        DeviceError: no Hopper GPU, fewer co-resident blocks than planned, or a head that the
+            device cannot walk yet.
         CompileError: no compiler, or a kernel that does not come out as planned.
     """
 
     def __init__(
         self,
-        head: MarkovHead,
+        head: AnyHead,
         plan: ResidencyPlan,
         *,
         backend: Backend | Literal["auto"] = "auto",
@@ -101,16 +105,17 @@ class Walker:
                 f"found {timeout_ms!r}; give a limit in milliseconds"
             )
         _check_plan(head, plan)
-        self.head = head
+        self.head: AnyHead = head
         self.plan = plan
         self.backend: Backend
         self._device_walk: _DeviceWalk | None = None
         self._emulator: Emulator | None = None
-        self._reference: MarkovHead | None = None
+        self._reference: AnyHead | None = None
         self._clamped = 0
         if backend in ("auto", "device"):
             try:
-                self._device_walk = _DeviceWalk(head, plan, _cuda_device(device), timeout_ms)
+                walkable = _device_head(head)
+                self._device_walk = _DeviceWalk(walkable, plan, _cuda_device(device), timeout_ms)
                 self.backend = "device"
                 self.plan = self._device_walk.plan
                 if self.plan.loses:
@@ -129,7 +134,7 @@ class Walker:
         if backend == "emulator":
             self._emulator = Emulator(plan=plan, packed=pack_head(head, plan, torch.device("cpu")))
         else:
-            self._reference = _copy_of(head)
+            self._reference = with_weights(head, torch.clone)
         self.backend = cast(Backend, backend)
 
     def __call__(
@@ -151,7 +156,9 @@ class Walker:
                 others. On the device: on its GPU.
             anchor: int64 [B], the token before the first step; any stride. An anchor outside the
                 table is clamped for the look-up and counted in `report()`.
-            hidden: [B, K, H], for heads that read it; None for a Markov head.
+            hidden: bf16 [B, K, H], any strides: the drafter's hidden states at the positions of
+                the base logits (`DominoHead.drafting_hidden` chooses them), where the base logits
+                are; None for a Markov head.
             temperatures: fp32 [B], under a plan with sampled=True: rows above 0 are sampled, all
                 others (0, negative, NaN) are greedy. Read by the kernel, so one captured graph
                 serves any mix. None under a greedy plan, and then all rows are greedy.
@@ -169,7 +176,8 @@ class Walker:
         Raises:
             InputError: an argument that does not fit the head or the plan.
         """
-        self._check_inputs(base_logits, anchor, hidden, out)
+        self._check_inputs(base_logits, anchor, out)
+        self._check_hidden(base_logits, hidden)
         self._check_sampling(base_logits, temperatures, noise, logits_out)
         if self._device_walk is not None:
             batch, steps, _ = base_logits.shape
@@ -188,6 +196,9 @@ class Walker:
             tokens, clamped = self._emulator.walk(
                 base_logits.cpu(),
                 anchor.cpu(),
+                hidden_part=self._emulator.packed.hidden_part(
+                    None if hidden is None else hidden.cpu()
+                ),
                 temperatures=None if temperatures is None else temperatures.cpu(),
                 noise=noise,
                 logits_out=logits_out,
@@ -200,6 +211,7 @@ class Walker:
                 self._reference,
                 base_logits.to(device),
                 anchor.to(device),
+                hidden=None if hidden is None else hidden.to(device),
                 temperatures=None if temperatures is None else temperatures.to(device),
                 noise=noise,
                 logits_out=logits_out,
@@ -208,26 +220,28 @@ class Walker:
         tokens = tokens.to(base_logits.device)
         return tokens if out is None else out.copy_(tokens)
 
-    def refresh(self, head: MarkovHead) -> None:
+    def refresh(self, head: AnyHead) -> None:
         """Take changed weights; captured graphs serve them from their next replay on.
 
         On the device they are packed in place, on the current stream: call this on the stream of
         the walks.
 
         Args:
-            head: same shapes and dtypes as the first one.
+            head: of the same kind, shapes and dtypes as the first one.
 
         Raises:
-            HeadError: what is no head.
+            HeadError: what is no head, or one of another kind.
             PlanError: another shape.
         """
         _check_plan(head, self.plan)
+        _check_alike(head, self.head)
         if self._device_walk is not None:
-            pack_head(head, self.plan, self._device_walk.device, into=self._device_walk.packed)
+            device = self._device_walk.device
+            pack_head(head, self.plan, device, into=self._device_walk.packed)
         elif self._emulator is not None:
             pack_head(head, self.plan, torch.device("cpu"), into=self._emulator.packed)
         else:
-            self._reference = _copy_of(head)
+            self._reference = with_weights(head, torch.clone)
         self.head = head
 
     def check(self) -> None:
@@ -254,15 +268,12 @@ class Walker:
         if self._emulator is not None:
             return self._emulator.packed.memory_bytes
         assert self._reference is not None
-        kept = self._reference
-        weights = (kept.table, kept.projection, kept.draft_to_target)
-        return sum(weight.nbytes for weight in weights if weight is not None)
+        return sum(weight.nbytes for weight in weights_of(self._reference).values())
 
     def _check_inputs(
         self,
         base_logits: torch.Tensor,
         anchor: torch.Tensor,
-        hidden: torch.Tensor | None,
         out: torch.Tensor | None,
     ) -> None:
         plan = self.plan
@@ -304,11 +315,6 @@ class Walker:
                 f"anchor: wanted int64[{batch}], one token per row of base_logits, "
                 f"found {describe(anchor)}; convert it"
             )
-        if hidden is not None:
-            raise InputError(
-                "hidden: wanted None, since a Markov head reads no hidden states, "
-                f"found {type(hidden).__name__}; leave it out"
-            )
         if out is not None and (
             out.dtype != torch.int64
             or tuple(out.shape) != (batch, steps)
@@ -318,6 +324,33 @@ class Walker:
             raise InputError(
                 f"out: wanted contiguous int64[{batch}, {steps}] on {base_logits.device}, "
                 f"found {describe(out)} on {out.device}; allocate it so"
+            )
+
+    def _check_hidden(self, base_logits: torch.Tensor, hidden: torch.Tensor | None) -> None:
+        size = self.head.hidden_size
+        if size is None:
+            if hidden is not None:
+                raise InputError(
+                    "hidden: wanted None, since a Markov head reads no hidden states, "
+                    f"found {type(hidden).__name__}; leave it out"
+                )
+            return
+        _check_tensor("hidden", hidden)
+        assert hidden is not None
+        wanted = (*base_logits.shape[:2], size)
+        if hidden.dtype != torch.bfloat16 or tuple(hidden.shape) != wanted:
+            raise InputError.mismatch(
+                "hidden",
+                wanted=f"bfloat16{list(wanted)}, one hidden state per row of base_logits",
+                found=describe(hidden),
+                fix="pass the drafter's output at the positions of the base logits",
+            )
+        if hidden.device != base_logits.device:
+            raise InputError.mismatch(
+                "hidden",
+                wanted=f"a tensor on {base_logits.device}, as base_logits",
+                found=f"one on {hidden.device}",
+                fix="move it",
             )
 
     def _check_sampling(
@@ -409,24 +442,49 @@ def _check_tensor(name: str, value: object) -> None:
         )
 
 
-def _copy_of(head: MarkovHead) -> MarkovHead:
-    """The same head in memory of its own."""
-    ids = head.draft_to_target
-    return replace(
-        head,
-        table=head.table.clone(),
-        projection=head.projection.clone(),
-        draft_to_target=None if ids is None else ids.clone(),
-    )
-
-
-def _check_plan(head: MarkovHead, plan: ResidencyPlan) -> None:
+def _device_head(head: AnyHead) -> MarkovHead:
+    """The head, if the device can walk it."""
     if not isinstance(head, MarkovHead):
+        raise DeviceError.mismatch(
+            "backend",
+            wanted="a MarkovHead for the device",
+            found=f"a {type(head).__name__}, which it cannot walk yet",
+            fix="pass backend='emulator' or backend='reference'",
+        )
+    return head
+
+
+def _check_alike(head: AnyHead, first: AnyHead) -> None:
+    """Refuse another kind of head than the first one, or one of other weights."""
+    if type(head) is not type(first):
         raise HeadError.mismatch(
             "head",
-            wanted="a MarkovHead",
+            wanted=f"a {type(first).__name__}, as this Walker was made with",
             found=type(head).__name__,
-            fix="build one of its weights, or with MarkovHead.from_checkpoint(folder)",
+            fix="make a new Walker for it",
+        )
+    if isinstance(head, MarkovHead):
+        return  # whose plan names every size
+    for (name, weight), kept in zip(
+        weights_of(head).items(), weights_of(first).values(), strict=True
+    ):
+        if name not in ("projection", "draft_to_target") and weight.shape != kept.shape:
+            raise PlanError.mismatch(
+                f"head.{name}",
+                wanted=f"{describe(kept)}, as this Walker was made with",
+                found=describe(weight),
+                fix="make a new Walker for it",
+            )
+
+
+def _check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
+    if not isinstance(head, get_args(AnyHead)):
+        names = [kind.__name__ for kind in get_args(AnyHead)]
+        raise HeadError.mismatch(
+            "head",
+            wanted=f"a {', '.join(names[:-1])} or {names[-1]}",
+            found=type(head).__name__,
+            fix="build one of its weights, or with from_checkpoint(folder)",
         )
     if not isinstance(plan, ResidencyPlan):
         raise PlanError.mismatch(
