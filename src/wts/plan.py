@@ -100,16 +100,29 @@ _CHOICES = {
     "sampled, one group": (Choice("wgmma", 8, 24, 0, 2, (208, 88), 2),),
     "sampled, two groups": (Choice("wgmma", 8, 31, 0, 2, (208, 88)),),
     # Where fragments are streamed, the compiler needs more room not to spill.
+    # They take service warps twice the registers.
+    "greedy, 64-bit words": (
+        Choice("wgmma", 8, 38, 0, 4, (216, 72), 2),
+        Choice("mma", 4, 38, 4, 5, (224, 56)),
+        Choice("mma", 2, 42, 4, 5, (224, 56)),
+        Choice("mma", 1, 42, 6, 5, (224, 56)),
+    ),
+    "greedy, 64-bit words, streaming": (
+        Choice("wgmma", 8, 34, 0, 4, (216, 72), 2),
+        Choice("mma", 4, 37, 4, 4, (224, 56)),
+        Choice("mma", 2, 37, 4, 8, (224, 56)),
+        Choice("mma", 1, 40, 4, 5, (224, 56)),
+    ),
     "greedy, streaming": (
-        Choice("mma", 1, 42, 4, 5, (232, 40)),
-        Choice("mma", 2, 38, 4, 8, (232, 40)),
+        Choice("mma", 1, 43, 4, 5, (232, 40)),
+        Choice("mma", 2, 40, 4, 8, (232, 40)),
         Choice("mma", 4, 40, 4, 4, (232, 40)),
         Choice("wgmma", 8, 38, 0, 4, (224, 56), 2),
     ),
     "sampled, streaming": (
-        Choice("mma", 1, 36, 4, 5, (216, 72)),
-        Choice("mma", 2, 26, 2, 8, (216, 72)),
-        Choice("mma", 4, 32, 4, 5, (216, 72)),
+        Choice("mma", 1, 38, 4, 5, (216, 72)),
+        Choice("mma", 2, 30, 4, 8, (216, 72)),
+        Choice("mma", 4, 30, 4, 5, (216, 72)),
         Choice("wgmma", 8, 20, 0, 2, (216, 72)),
     ),
     "sampled, two groups, streaming": (Choice("wgmma", 8, 18, 0, 2, (208, 88)),),
@@ -659,7 +672,8 @@ def plan_residency(
             raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
 
     unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type)
-    plan = _first_that_fits(unplaced, _choices(spec, batch, sampled))
+    widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch
+    plan = _first_that_fits(unplaced, widest)
     if plan.shared_bytes > plan.shared_limit:
         raise PlanError(
             f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} "
@@ -669,48 +683,36 @@ def plan_residency(
     return plan
 
 
-def _choices(spec: GpuSpec, batch: int, sampled: bool) -> list[Choice]:
-    """Choices for a batch, the best first."""
-    widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch
-    choices = list(reversed(_CHOICES["sampled" if sampled else "greedy"]))
-    if sampled and widest == 8:
-        choices = [*_CHOICES.get(f"sampled, {_groups(batch, widest)}", ()), *choices]
-    return [choice for choice in choices if choice.columns <= widest]
+def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choice]:
+    """Choices for a plan, the best first: those for its kind before the general ones."""
+    kind = "sampled" if plan.sampled else "greedy"
+    groups = {1: "one group", 2: "two groups"}.get(-(-plan.batch // widest), "groups")
+    special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
+    end = ", streaming" if streaming else ""
+    general = reversed(_CHOICES[kind + end])
+    every = [*_CHOICES.get(f"{kind}, {special}{end}", ()), *general]
+    return [choice for choice in every if choice.columns <= widest]
 
 
-def _groups(batch: int, columns: int) -> str:
-    return {1: "one group", 2: "two groups"}.get(-(-batch // columns), "groups")
-
-
-def _first_that_fits(
-    unplaced: ResidencyPlan, choices: list[Choice], *, lone: bool = False
-) -> ResidencyPlan:
+def _first_that_fits(unplaced: ResidencyPlan, widest: int) -> ResidencyPlan:
     """The plan of the first choice that can be; of the last one, too large, where none can."""
-    for choice in choices:
+    plan = unplaced
+    for choice in _choices(unplaced, widest, streaming=False):
         plan = _arrange(unplaced, choice)
         if plan.shared_bytes > plan.shared_limit:
             continue  # large shards may leave no room to stage so many requests' base logits
         if plan.warpgroups and plan.warp_tiles > MOST_UNROLLED_TILES:
             continue
+        # Where little streams, and by warpgroups, the choice for resident weights is as good.
         resident = plan.register_fragments + plan.shared_fragments
-        if plan.streamed_fragments > (resident if plan.warpgroups else 0):
-            plan = _streaming(unplaced, plan, lone)
+        if plan.streamed_fragments == 0 or (plan.warpgroups and plan.streamed_fragments < resident):
+            return plan
+        for other in _choices(unplaced, widest, streaming=True):
+            if other.columns == plan.columns:
+                streaming = _arrange(unplaced, other)
+                if streaming.shared_bytes <= streaming.shared_limit:
+                    return streaming
         return plan
-    return plan
-
-
-def _streaming(unplaced: ResidencyPlan, plan: ResidencyPlan, lone: bool) -> ResidencyPlan:
-    """The best plan that streams, of as many columns: by warpgroups unless warps must be alone."""
-    together = not lone and unplaced.arch == "sm_90a" and plan.warp_tiles <= MOST_UNROLLED_TILES
-    choices = list(reversed(_CHOICES[f"{'sampled' if plan.sampled else 'greedy'}, streaming"]))
-    if plan.sampled and plan.warpgroups:
-        special = f"sampled, {_groups(plan.batch, plan.columns)}, streaming"
-        choices = [*_CHOICES.get(special, ()), *choices]
-    for choice in choices:
-        if choice.columns == plan.columns and (choice.instruction == "mma" or together):
-            better = _arrange(unplaced, choice)
-            if better.shared_bytes <= better.shared_limit:
-                return better
     return plan
 
 
@@ -807,8 +809,7 @@ def with_lone_warps(plan: ResidencyPlan) -> ResidencyPlan:
 
     For a warpgroup's plan that a compiler spills and that has no register left to give.
     """
-    choices = reversed(_CHOICES["sampled" if plan.sampled else "greedy"])
-    return _first_that_fits(plan, [c for c in choices if c.instruction == "mma"], lone=True)
+    return _first_that_fits(plan, widest=4)
 
 
 def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:

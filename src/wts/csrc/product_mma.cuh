@@ -19,23 +19,31 @@ constexpr int RING = plan::RING_LENGTH;
 static_assert(plan::WARPGROUPS || plan::STREAMED_FRAGMENTS % RING == 0,
               "a fragment has the same place in every sweep");
 
-// A lane's view of its warp's ring of streamed fragments.
+// A lane's view of its warp's ring of streamed fragments, which lie one behind the other in memory.
 struct LaneRing {
-  u32 place;            // shared address of its bytes of the first one
-  const Byte* source;   // of the packed tiles
+  u32 place;          // shared address of its bytes of the first one
+  const Byte* next;   // its bytes of the fragment to be asked for
+  // Distance of two fragments, hidden from the compiler: it would compute the address of each of them
+  // before the sweep, and spill them.
+  int distance;
 
-  __device__ __forceinline__ LaneRing(const WalkArgs& args, const Shared& shared, int warp, int lane)
+  __device__ __forceinline__ LaneRing(const WalkArgs& args, const Shared& shared, int warp, int lane,
+                                      int first)
       : place(shared_address(shared.ring[warp * RING]) + lane * 16),
-        source(packed_tiles(args, warp) + lane * 16) {}
+        next(packed_tiles(args, warp) + lane * 16 + first * plan::FRAGMENT_BYTES),
+        distance(plan::FRAGMENT_BYTES + (args.num_requests >> 30)) {}
 
   __device__ __forceinline__ u32 at(int index) const {
     return place + index % RING * plan::FRAGMENT_BYTES;
   }
 
-  // Asks for a streamed fragment of this sweep, or, past its end, of the next.
-  __device__ __forceinline__ void ask(int index) const {
-    copy_16(at(index), source + away_source(index % plan::STREAMED_FRAGMENTS));
+  // Asks for the next streamed fragment: of this sweep, or, past its end, of the one that follows.
+  __device__ __forceinline__ void ask(int index) {
+    copy_16(at(index), next);
     commit_copies();
+    next += index + 1 == plan::STREAMED_FRAGMENTS
+                ? distance - plan::STREAMED_FRAGMENTS * plan::FRAGMENT_BYTES
+                : distance;
   }
 
   // Waits for the oldest that was not waited for; at least the queue's have been read since.
@@ -45,7 +53,7 @@ struct LaneRing {
 // What streams from L2: asked for before the first sweep, and landed after the last one.
 struct Ring {
   __device__ __forceinline__ void begin(const WalkArgs& args, Shared& shared) {
-    const LaneRing ring(args, shared, warp_index(), lane_index());
+    LaneRing ring(args, shared, warp_index(), lane_index(), 0);
 #pragma unroll
     for (int index = 0; index < RING; ++index) ring.ask(index);
   }
@@ -64,19 +72,22 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
   u32 queue[plan::QUEUE_DEPTH][4];
   const u32 fragments = shared_address(shared.fragments) + lane * 16 +
                         warp * (plan::SHARED_FRAGMENTS * plan::FRAGMENT_BYTES);
-  const LaneRing ring(args, shared, warp, lane);
-  const auto load_fragment = [&](int number) {
+  LaneRing ring(args, shared, warp, lane, RING);
+  const int zero = args.num_requests >> 30;  // what the compiler cannot know
+  // `after` is a sum of the product that used the place before: the address waits for it in name
+  // only, but keeps the compiler from issuing many loads at once and spilling.
+  const auto load_fragment = [&](int number, int after) {
     u32(&held)[4] = queue[number % plan::QUEUE_DEPTH];
     const int place = away_place(number);
     if (place < plan::STREAMED_FRAGMENTS) {
       ring.wait();
-      load_shared_16(held, ring.at(place));
+      load_shared_16(held, ring.at(place) + (after & zero));
     } else {
       load_shared_16(held, fragments + (place - plan::STREAMED_FRAGMENTS) * plan::FRAGMENT_BYTES);
     }
   };
 #pragma unroll
-  for (int i = 0; i < plan::QUEUE_DEPTH && i < AWAY_FRAGMENTS; ++i) load_fragment(i);
+  for (int i = 0; i < plan::QUEUE_DEPTH && i < AWAY_FRAGMENTS; ++i) load_fragment(i, 0);
   const Sampling sampling(args, shared, lane, round);
   if constexpr (plan::NOISE_AHEAD)
     if (sampling.any) park_noise(args, shared, sampling, warp, lane, round);
@@ -96,6 +107,8 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
 
 #pragma unroll
   for (int phase = 0; phase < plan::PHASES; ++phase) {
+    // What the phases before have found, as part of `after`: their judging is not put off either.
+    const int judged = plan::SAMPLED ? offers.contest[0].key : offers.best[0].key;
     int sums[LIVE][4];
 #pragma unroll
     for (int slab = 0; slab < SLABS; ++slab) {
@@ -119,7 +132,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
           if (place >= 0) continue;
           const int number = -1 - place, next = number + plan::QUEUE_DEPTH;
           if (away_place(number) < plan::STREAMED_FRAGMENTS) ring.ask(away_place(number) + RING);
-          if (next < AWAY_FRAGMENTS) load_fragment(next);
+          if (next < AWAY_FRAGMENTS) load_fragment(next, sums[live][0] ^ judged);
         }
       }
     }

@@ -519,10 +519,9 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   // Where there is room for one round only, its base logits come while blocks exchange, too.
   constexpr bool ONE = plan::BASE_SLOTS == 1, FIRST = plan::GROUPS == 1 && !ONE;
   constexpr int AHEAD = FIRST ? plan::BASE_SLOTS - 1 : plan::BASE_SLOTS;
-  const bool simple = self.simple();
   const auto stage = [&](int round) {
     const int begun = round - 1;
-    if (simple) {
+    if (self.simple()) {  // asked anew: registers are few
       if (round < rounds) self.begin_simple(round);
       __syncwarp();
       return;
@@ -536,7 +535,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   };
   const auto finish_one = [&](int round) {
 #pragma unroll 1
-    for (int served = 0; ONE && !simple && round < rounds && served < SERVED; ++served)
+    for (int served = 0; ONE && !self.simple() && round < rounds && served < SERVED; ++served)
       self.finish_base(self.column(served), round);
   };
   self.fill_padding();
