@@ -14,7 +14,9 @@ from wts.device import GPUS, GpuSpec
 from wts.domino import DominoHead
 from wts.errors import PlanError
 from wts.heads import RANKS, Head, MarkovHead
-from wts.plan import NUMBER_TYPES, ResidencyPlan, Shape, plan_residency
+from wts.numbers import NUMBER_TYPES
+from wts.plan import ResidencyPlan
+from wts.planner import Shape, plan_residency
 from wts.recurrent import GatedHead, RnnHead
 
 PUBLISHED_VOCABS = (32_000, 129_280, 151_936, 154_880, 163_840, 200_058, 248_320, 262_144)

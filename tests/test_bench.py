@@ -653,7 +653,7 @@ def no_gpu(no_stopwatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     plan = SimpleNamespace(resident_share=1.0, hash="feed")
     modules = {
         "wts.walk": SimpleNamespace(Walker=TinyWalker),
-        "wts.plan": SimpleNamespace(plan_residency=lambda *_args, **_kwargs: plan),
+        "wts.planner": SimpleNamespace(plan_residency=lambda *_args, **_kwargs: plan),
         "wts.noise": SimpleNamespace(Noise=SimpleNamespace),
     }
     for name, module in modules.items():
@@ -692,8 +692,8 @@ def test_the_walker_itself_goes_through_a_run(
     no_stopwatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """The real planner and Walker, with the emulator in the place of the device."""
-    plan, walk = import_module("wts.plan"), import_module("wts.walk")
-    real_plan, real_walker = plan.plan_residency, walk.Walker
+    planner, walk = import_module("wts.planner"), import_module("wts.walk")
+    real_plan, real_walker = planner.plan_residency, walk.Walker
 
     def plan_for_h200(made_of: Any, device: str, **given_: Any) -> Any:
         assert device == "LOCAL"
@@ -702,7 +702,7 @@ def test_the_walker_itself_goes_through_a_run(
     def emulator(made_of: Any, plan_: Any, *, backend: str) -> Any:
         return real_walker(made_of, plan_, backend="emulator")
 
-    no_stopwatch.setattr(plan, "plan_residency", plan_for_h200)
+    no_stopwatch.setattr(planner, "plan_residency", plan_for_h200)
     no_stopwatch.setattr(walk, "Walker", emulator)
     assert head.main([*SMALL, "--paths", "wts,step_torch"]) == 0
     assert "100%" in capsys.readouterr().out
@@ -725,7 +725,7 @@ def test_a_case_without_a_plan_fails_alone(
             raise PlanError("batch: too large")
         return SimpleNamespace(resident_share=0.5, hash="feed")
 
-    no_gpu.setattr(sys.modules["wts.plan"], "plan_residency", plan_residency)
+    no_gpu.setattr(sys.modules["wts.planner"], "plan_residency", plan_residency)
     assert head.main([*SMALL, "--paths", "wts", "--out", str(tmp_path)]) == 1
     records = record.read(tmp_path / "h200" / "head.jsonl")
     assert {line["B"] for line in records} == {1}

@@ -21,7 +21,7 @@ from walks import moved, run, sample, walk, walker_of
 from wts.errors import HeadError
 from wts.heads import RANKS, MarkovHead
 from wts.noise import Noise
-from wts.plan import NUMBER_TYPES
+from wts.numbers import NUMBER_TYPES
 from wts.reference import reference_walk, step_logits
 from wts.walk import Backend
 

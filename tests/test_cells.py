@@ -30,7 +30,7 @@ from wts.errors import InputError
 from wts.heads import HeadState, MarkovHead
 from wts.noise import Noise
 from wts.pack import pack_head, quantise_latents
-from wts.plan import plan_residency
+from wts.planner import plan_residency
 from wts.recurrent import GatedHead, RnnHead
 from wts.reference import reference_walk, select_greedy, step_logits
 

@@ -16,7 +16,7 @@ from drafters import head_tensors, write_drafter
 from wts import cli, demo, doctor
 from wts.errors import CompileError, DeviceError
 from wts.heads import MarkovHead
-from wts.plan import plan_residency
+from wts.planner import plan_residency
 from wts.walk import Walker
 
 BF16 = torch.bfloat16
@@ -304,7 +304,7 @@ class TestDoctor:
         def broken(*_: object, **__: object) -> None:
             raise DeviceError("too few blocks")
 
-        monkeypatch.setattr("wts.plan.plan_residency", broken)
+        monkeypatch.setattr("wts.planner.plan_residency", broken)
         finding = doctor._small_walk()
         assert (finding.good, finding.detail) == (False, "too few blocks")
 

@@ -23,7 +23,9 @@ from wts.compile import (
     instruction_counts,
 )
 from wts.errors import CompileError
-from wts.plan import NumberType, ResidencyPlan, Shape, plan_residency
+from wts.numbers import NumberType
+from wts.plan import ResidencyPlan
+from wts.planner import Shape, plan_residency
 
 
 def compiler_missing() -> str:

@@ -15,8 +15,9 @@ from strategies import DTYPES, anchors, base_logits, heads, hopper, silent_head,
 from wts.emulator import Emulator, ordered_key
 from wts.heads import RANKS, MarkovHead
 from wts.noise import Noise
+from wts.numbers import NUMBER_TYPES, NumberType
 from wts.pack import load_rows, pack_head
-from wts.plan import NUMBER_TYPES, NumberType, plan_residency
+from wts.planner import plan_residency
 from wts.reference import reference_walk, step_logits
 
 CPU = torch.device("cpu")

@@ -22,7 +22,7 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("recurrent",),
     ("domino",),
     ("plan", "cells"),
-    ("pack", "noise"),
+    ("planner", "pack", "noise"),
     ("reference", "emulator", "compile"),
     ("walk",),
     ("bench", "sglang", "doctor"),
@@ -94,6 +94,7 @@ def test_the_package_keeps_to_the_line() -> None:
     [
         ("wts.plan", "from wts.walk import Walker", "not to its left"),
         ("wts.plan", "def f():\n    import wts.pack", "not to its left"),
+        ("wts.plan", "from wts.planner import Shape", "not to its left"),
         ("wts.emulator", "from wts import reference", "not to its left"),
         ("wts.bench.clock", "from wts.cli import main", "not to its left"),
         ("wts.walk", "from wts import Walker", "no place"),

@@ -22,7 +22,8 @@ from strategies import silent_head
 from wts.device import gpu_spec
 from wts.heads import DTYPE_OF, MarkovHead, NumberType
 from wts.noise import Noise
-from wts.plan import ResidencyPlan, plan_residency
+from wts.plan import ResidencyPlan
+from wts.planner import plan_residency
 from wts.walk import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

@@ -15,7 +15,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strategies import hopper, plans
-from wts.plan import ResidencyPlan, Shape, plan_residency, shared_layout
+from wts.plan import ResidencyPlan, shared_layout
+from wts.planner import Shape, plan_residency
 
 COMPILER = shutil.which("g++")
 LAYOUT = (resources.files("wts") / "csrc" / "layout.cuh").read_text()

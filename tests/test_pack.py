@@ -25,7 +25,7 @@ from wts.pack import (
     unpack_latents,
     unpack_rows,
 )
-from wts.plan import Shape, plan_residency
+from wts.planner import Shape, plan_residency
 
 CPU = torch.device("cpu")
 SMALLEST_SCALE = 1e-30

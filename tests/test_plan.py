@@ -19,18 +19,9 @@ from strategies import hopper, plans, shapes
 from wts.device import GPUS
 from wts.errors import DeviceError, PlanError
 from wts.heads import RANKS, MarkovHead
-from wts.plan import (
-    FRAGMENT_BYTES,
-    NUMBER_TYPES,
-    SLAB,
-    TILE_ROWS,
-    ResidencyPlan,
-    Shape,
-    plan_residency,
-    shared_layout,
-    with_fewer_registers,
-    with_lone_warps,
-)
+from wts.numbers import NUMBER_TYPES
+from wts.plan import FRAGMENT_BYTES, SLAB, TILE_ROWS, ResidencyPlan, shared_layout
+from wts.planner import Shape, plan_residency, with_fewer_registers, with_lone_warps
 
 QWEN = Shape(vocab=151_936, rank=256)
 
@@ -414,7 +405,7 @@ class TestHash:
 
     def test_is_the_same_in_another_process(self) -> None:
         code = (
-            "from wts.plan import Shape, plan_residency as p;"
+            "from wts.planner import Shape, plan_residency as p;"
             "print(p(Shape(vocab=151_936, rank=256), 'h200').hash)"
         )
         paths = ":".join(sys.path)
@@ -444,7 +435,7 @@ class TestHash:
 
 
 def test_planning_needs_no_torch(run_python: Callable[[str], int]) -> None:
-    use = "import sys; from wts.plan import Shape, plan_residency as p; "
+    use = "import sys; from wts.planner import Shape, plan_residency as p; "
     use += "str(p(Shape(vocab=1000, rank=64), 'h200')); "
     assert run_python(use + "sys.exit('torch' in sys.modules)") == 0
 

@@ -42,7 +42,7 @@ from wts.domino import DominoHead
 from wts.errors import CheckpointError, DeviceError, HeadError, InputError, PlanError, WalkError
 from wts.heads import RANKS, Head, MarkovHead
 from wts.noise import Noise
-from wts.plan import plan_residency
+from wts.planner import plan_residency
 from wts.recurrent import GatedHead, RnnHead
 from wts.reference import reference_walk, step_logits
 from wts.walk import Backend, Walker

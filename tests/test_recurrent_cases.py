@@ -30,7 +30,8 @@ from wts.domino import DominoHead
 from wts.errors import HeadError
 from wts.heads import RANKS
 from wts.noise import Noise
-from wts.plan import NUMBER_TYPES, plan_residency
+from wts.numbers import NUMBER_TYPES
+from wts.planner import plan_residency
 from wts.reference import reference_walk, select_greedy, step_logits
 from wts.walk import Backend, Walker
 from wts.weights import with_weights

@@ -16,7 +16,8 @@ from strategies import anchors, base_logits, heads, hopper, silent_head, success
 from wts.errors import CompileError, DeviceError, HeadError, InputError, PlanError, WalkError
 from wts.heads import MarkovHead
 from wts.noise import Noise
-from wts.plan import NUMBER_TYPES, NumberType, Shape, plan_residency
+from wts.numbers import NUMBER_TYPES, NumberType
+from wts.planner import Shape, plan_residency
 from wts.walk import Backend, Walker
 
 BF16 = torch.bfloat16

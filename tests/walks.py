@@ -14,7 +14,8 @@ from strategies import DTYPES, hopper
 from wts.cells import AnyHead
 from wts.device import GpuSpec, gpu_spec
 from wts.noise import Noise
-from wts.plan import NUMBER_TYPES, NumberType, plan_residency
+from wts.numbers import NUMBER_TYPES, NumberType
+from wts.planner import plan_residency
 from wts.walk import Backend, Walker
 
 

@@ -13,7 +13,8 @@ if TYPE_CHECKING:
     from wts.errors import WalkError
     from wts.heads import MarkovHead
     from wts.noise import Noise
-    from wts.plan import ResidencyPlan, plan_residency
+    from wts.plan import ResidencyPlan
+    from wts.planner import plan_residency
     from wts.recurrent import GatedHead, RnnHead
     from wts.walk import Walker
 
@@ -38,7 +39,7 @@ _HOME = {
     "RnnHead": "wts.recurrent",
     "WalkError": "wts.errors",
     "Walker": "wts.walk",
-    "plan_residency": "wts.plan",
+    "plan_residency": "wts.planner",
 }
 
 

@@ -143,7 +143,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from wts.plan import Shape, plan_residency
+    from wts.planner import Shape, plan_residency
 
     spec = gpu_spec(args.gpu)
     if args.blocks is not None:
@@ -160,7 +160,7 @@ def _walk(args: argparse.Namespace) -> int:
     import torch
 
     from wts.heads import NUMBER_TYPE_OF, MarkovHead
-    from wts.plan import plan_residency
+    from wts.planner import plan_residency
     from wts.walk import Walker
 
     say(f"reading the head of {args.head}")

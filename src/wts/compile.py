@@ -19,7 +19,8 @@ from importlib import resources
 from pathlib import Path
 
 from wts.errors import CompileError, PlanError
-from wts.plan import ResidencyPlan, with_fewer_registers, with_lone_warps
+from wts.plan import ResidencyPlan
+from wts.planner import with_fewer_registers, with_lone_warps
 
 __all__ = [
     "KERNEL_NAME",

@@ -85,7 +85,7 @@ def _head(folder: Path | None, vocab: int, say: Say) -> MarkovHead:
 
 
 def _device_walker(head: MarkovHead, batch: int, steps: int, say: Say) -> Walker:
-    from wts.plan import plan_residency
+    from wts.planner import plan_residency
     from wts.walk import Walker
 
     plan = plan_residency(head, LOCAL, batch=batch, steps=steps)
@@ -103,7 +103,7 @@ def _draw(head: MarkovHead, batch: int, steps: int, device: str) -> _Block:
 
 
 def _on_cpu(head: MarkovHead, spec: GpuSpec, block: _Block, say: Say) -> bool:
-    from wts.plan import plan_residency
+    from wts.planner import plan_residency
     from wts.walk import Walker
 
     batch, steps, _ = block.base_logits.shape

@@ -133,7 +133,7 @@ def _importable() -> bool:
 
 def _compile_small() -> str:
     from wts.compile import compile_walk
-    from wts.plan import Shape, plan_residency
+    from wts.planner import Shape, plan_residency
 
     kernel = compile_walk(plan_residency(Shape(vocab=4096, rank=64), "h200"))
     return f"a small walk compiles for sm_90a, {kernel.used.registers} registers, no spills" + (
@@ -146,7 +146,7 @@ def _small_walk() -> Finding:
     import torch
 
     from wts.heads import MarkovHead
-    from wts.plan import plan_residency
+    from wts.planner import plan_residency
     from wts.walk import Walker
 
     head = MarkovHead.random(vocab=4096, rank=64, seed=0)

@@ -25,8 +25,10 @@ from wts.compile import KERNEL_NAME
 from wts.device import LOCAL, GpuSpec, gpu_spec
 from wts.heads import MarkovHead
 from wts.noise import Noise
+from wts.numbers import NumberType
 from wts.pack import pack_head
-from wts.plan import NumberType, ResidencyPlan, plan_residency
+from wts.plan import ResidencyPlan
+from wts.planner import plan_residency
 from wts.walk import _LONGEST_TIMEOUT_MS, Walker
 
 FAULT_STATUS = 86  # of compute-sanitizer, when it has found something

@@ -14,7 +14,8 @@ from walks import capturing, gpu_of, run, twin
 from wts.device import gpu_spec
 from wts.errors import WalkTimeout
 from wts.heads import MarkovHead
-from wts.plan import NumberType, plan_residency
+from wts.numbers import NumberType
+from wts.planner import plan_residency
 from wts.walk import Walker, _driver_call
 
 BF16 = torch.bfloat16

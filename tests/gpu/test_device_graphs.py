@@ -12,7 +12,7 @@ import torch
 from strategies import anchors, base_logits
 from walks import capturing, gpu_of, twin, walker_of
 from wts.heads import MarkovHead
-from wts.plan import plan_residency
+from wts.planner import plan_residency
 from wts.walk import Walker
 
 BF16 = torch.bfloat16

@@ -19,7 +19,8 @@ from strategies import anchors, base_logits
 from walks import capturing, gpu_of, twin
 from wts.heads import MarkovHead
 from wts.noise import Noise
-from wts.plan import SWEEP_WARPS, TILE_ROWS, plan_residency
+from wts.plan import TILE_ROWS
+from wts.planner import SWEEP_WARPS, plan_residency
 from wts.walk import Walker
 
 BF16 = torch.bfloat16

@@ -15,7 +15,7 @@ from test_cases import CHI_SQUARE_LIMIT, chi_square
 from walks import capturing, moved, run_sampled, twin, walker_of
 from wts.heads import MarkovHead
 from wts.noise import Noise
-from wts.plan import NUMBER_TYPES, NumberType
+from wts.numbers import NUMBER_TYPES, NumberType
 from wts.walk import Walker
 
 INF = math.inf

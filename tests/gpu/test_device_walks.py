@@ -18,8 +18,9 @@ from walks import gpu_of, moved, run, twin, walker_of
 from wts.device import gpu_spec
 from wts.errors import DeviceError, InputError
 from wts.heads import MarkovHead
+from wts.numbers import NUMBER_TYPES, NumberType
 from wts.pack import pack_head
-from wts.plan import NUMBER_TYPES, NumberType, plan_residency
+from wts.planner import plan_residency
 from wts.reference import step_logits
 from wts.walk import Walker
 

@@ -208,7 +208,7 @@ class HeadBench:
         """
         from wts.bench import gate
         from wts.bench.clock import capture, time_replays
-        from wts.plan import plan_residency
+        from wts.planner import plan_residency
         from wts.walk import Walker
 
         head = self._head_of(case)

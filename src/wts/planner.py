@@ -1,0 +1,411 @@
+"""How a plan is made: which rows a block owns, and what of them goes to which memory.
+
+The first of the measured choices that fits decides. Registers are filled first, then shared memory;
+what is left is streamed. What a plan is, and every size that follows, is in `plan`. Pure integers;
+no torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
+
+from wts.device import GpuSpec, gpu_spec
+from wts.errors import PlanError
+from wts.numbers import NUMBER_TYPES, RANKS, NumberType
+from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, TILES_JUDGED, Instruction, ResidencyPlan
+
+if TYPE_CHECKING:
+    from wts.heads import Head
+
+__all__ = [
+    "Choice",
+    "Shape",
+    "plan_residency",
+    "with_fewer_registers",
+    "with_lone_warps",
+]
+
+MAX_BATCH = 64
+MAX_STEPS = 32
+MAX_VOCAB = 1 << 20
+MAX_TABLE_ROWS = (1 << 31) - 1  # a row number is an int of the kernel
+SWEEP_WARPS = 8  # of a block
+MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
+# Half tiles of a warpgroup's ring: of two batches being multiplied, and of one on its way.
+RING_UNITS = 6
+# Fragments of a warp's ring, where warps multiply alone: what covers the way from L2.
+RING_FRAGMENTS = range(8, 17)
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """How a block divides its registers and its work, as measured best (docs/measured.md).
+
+    Args:
+        instruction: matrix instruction.
+        columns: requests walked side by side.
+        fragments: of a sweeping warp, in registers: more leave no room to load ahead, fewer crowd
+            shared memory.
+        queue: fragments loaded ahead of their product (mma).
+        live: accumulators at once (mma), or tiles in flight (wgmma).
+        registers: of a sweeping and of a service thread; 8 and 4 warps of them make up what a block
+            of 384 threads is launched with. 64-bit words and many columns want more of the second.
+        together: columns whose exchange a service warp waits for at once.
+    """
+
+    instruction: Instruction
+    columns: int
+    fragments: int
+    queue: int
+    live: int
+    registers: tuple[int, int]
+    together: int = 1
+
+
+_CHOICES = {
+    "greedy": (
+        Choice("mma", 1, 44, 6, 5, (232, 40)),
+        Choice("mma", 2, 42, 4, 5, (232, 40)),
+        Choice("mma", 4, 40, 4, 5, (232, 40)),
+        Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
+    ),
+    "sampled": (
+        Choice("mma", 1, 42, 6, 5, (216, 72)),
+        Choice("mma", 2, 36, 4, 5, (216, 72)),
+        Choice("mma", 4, 34, 4, 5, (216, 72)),
+        Choice("wgmma", 8, 33, 0, 2, (216, 72)),
+    ),
+    # One group draws its noise while blocks exchange, and has words to park.
+    "sampled, one group": (Choice("wgmma", 8, 24, 0, 2, (208, 88), 2),),
+    "sampled, two groups": (Choice("wgmma", 8, 31, 0, 2, (208, 88)),),
+    # Where fragments are streamed, the compiler needs more room not to spill.
+    # They take service warps twice the registers.
+    "greedy, 64-bit words": (
+        Choice("wgmma", 8, 38, 0, 4, (216, 72), 2),
+        Choice("mma", 4, 38, 4, 5, (224, 56)),
+        Choice("mma", 2, 42, 4, 5, (224, 56)),
+        Choice("mma", 1, 42, 6, 5, (224, 56)),
+    ),
+    "greedy, 64-bit words, streaming": (
+        Choice("wgmma", 8, 34, 0, 4, (216, 72), 2),
+        Choice("mma", 4, 37, 4, 4, (224, 56)),
+        Choice("mma", 2, 37, 4, 8, (224, 56)),
+        Choice("mma", 1, 40, 4, 5, (224, 56)),
+    ),
+    "greedy, streaming": (
+        Choice("mma", 1, 43, 4, 5, (232, 40)),
+        Choice("mma", 2, 40, 4, 8, (232, 40)),
+        Choice("mma", 4, 40, 4, 4, (232, 40)),
+        Choice("wgmma", 8, 38, 0, 4, (224, 56), 2),
+    ),
+    "sampled, streaming": (
+        Choice("mma", 1, 38, 4, 5, (216, 72)),
+        Choice("mma", 2, 30, 4, 8, (216, 72)),
+        Choice("mma", 4, 30, 4, 5, (216, 72)),
+        Choice("wgmma", 8, 20, 0, 2, (216, 72)),
+    ),
+    "sampled, two groups, streaming": (Choice("wgmma", 8, 18, 0, 2, (208, 88)),),
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shape:
+    """What a plan needs to know of a head.
+
+    Args:
+        vocab: rows of the projection that can win.
+        rank: latent elements.
+        table_rows: rows of the previous-token table; vocab by default.
+        table_type: number type of the table.
+        mapped: whether draft ids are mapped to target ids.
+    """
+
+    vocab: int
+    rank: int
+    table_rows: int | None = None
+    table_type: NumberType = "bf16"
+    mapped: bool = False
+
+
+def plan_residency(
+    head: Head | Shape,
+    device: GpuSpec | str,
+    *,
+    batch: int = 1,
+    steps: int = 16,
+    sampled: bool = False,
+    base_type: NumberType = "bf16",
+) -> ResidencyPlan:
+    """Decide where each tile of a head lives for the whole walk.
+
+    Args:
+        head: the head, or only its Shape.
+        device: a GpuSpec, or a name that `wts.device.gpu_spec` knows ("h200", "LOCAL", ...).
+        batch: most requests walked together, 1 to 64.
+        steps: most steps of a walk, 1 to 32.
+        sampled: whether rows may have a temperature above 0; greedy plans exchange smaller words.
+        base_type: number type of the base logits: "bf16", "fp16" or "fp32".
+
+    Returns:
+        The plan; `print(plan)` shows its byte ledger.
+
+    Raises:
+        PlanError: an argument out of range, or a head that cannot be planned on this GPU.
+        DeviceError: an unknown device name.
+    """
+    shape = head if isinstance(head, Shape) else _shape_of(head)
+    spec = device if isinstance(device, GpuSpec) else gpu_spec(device)
+    _check_range("vocab", shape.vocab, 1, MAX_VOCAB)
+    if shape.table_rows is not None:
+        _check_range("table_rows", shape.table_rows, 1, MAX_TABLE_ROWS)
+    _check_range("batch", batch, 1, MAX_BATCH)
+    _check_range("steps", steps, 1, MAX_STEPS)
+    if shape.rank not in RANKS:
+        raise PlanError.mismatch(
+            "rank",
+            wanted=f"one of {', '.join(map(str, RANKS))}",
+            found=shape.rank,
+            fix="pad the head's rank",
+        )
+    for name, value in (("base_type", base_type), ("table_type", shape.table_type)):
+        if value not in NUMBER_TYPES:
+            raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
+
+    unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type)
+    widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch
+    plan = _first_that_fits(unplaced, widest)
+    if plan.shared_bytes > plan.shared_limit:
+        raise PlanError(
+            f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} "
+            f"bytes of shared memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU "
+            "with more co-resident blocks"
+        )
+    return plan
+
+
+def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choice]:
+    """Choices for a plan, the best first: those for its kind before the general ones."""
+    kind = "sampled" if plan.sampled else "greedy"
+    groups = {1: "one group", 2: "two groups"}.get(-(-plan.batch // widest), "groups")
+    special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
+    end = ", streaming" if streaming else ""
+    general = reversed(_CHOICES[kind + end])
+    every = [*_CHOICES.get(f"{kind}, {special}{end}", ()), *general]
+    return [choice for choice in every if choice.columns <= widest]
+
+
+def _first_that_fits(unplaced: ResidencyPlan, widest: int) -> ResidencyPlan:
+    """The plan of the first choice that can be; of the last one, too large, where none can."""
+    plan = unplaced
+    for choice in _choices(unplaced, widest, streaming=False):
+        plan = _arrange(unplaced, choice)
+        if plan.shared_bytes > plan.shared_limit:
+            continue  # large shards may leave no room to stage so many requests' base logits
+        if plan.warpgroups and plan.warp_tiles > MOST_UNROLLED_TILES:
+            continue
+        # Where little streams, and by warpgroups, the choice for resident weights is as good.
+        resident = plan.register_fragments + plan.shared_fragments
+        if plan.streamed_fragments == 0 or (plan.warpgroups and plan.streamed_fragments < resident):
+            return plan
+        for other in _choices(unplaced, widest, streaming=True):
+            if other.columns == plan.columns:
+                streaming = _arrange(unplaced, other)
+                if streaming.shared_bytes <= streaming.shared_limit:
+                    return streaming
+        return plan
+    return plan
+
+
+def _unplaced(
+    shape: Shape,
+    spec: GpuSpec,
+    batch: int,
+    steps: int,
+    sampled: bool,
+    base_type: NumberType,
+) -> ResidencyPlan:
+    """What a plan is before anything is chosen: which rows a block and a warp own."""
+    tiles = 2 * -(-shape.vocab // PAIR_ROWS)
+    warp_tiles = -(-tiles // (spec.max_blocks * SWEEP_WARPS))
+    return ResidencyPlan(
+        gpu=spec.name,
+        arch=spec.arch,
+        vocab=shape.vocab,
+        rank=shape.rank,
+        table_rows=shape.table_rows if shape.table_rows is not None else shape.vocab,
+        mapped=shape.mapped,
+        batch=batch,
+        steps=steps,
+        sampled=sampled,
+        base_type=base_type,
+        step_type=_promote(base_type, shape.table_type),
+        num_blocks=-(-tiles // (warp_tiles * SWEEP_WARPS)),
+        instruction="mma",
+        sweep_warps=SWEEP_WARPS,
+        sweep_registers=0,
+        service_registers=0,
+        warp_tiles=warp_tiles,
+        register_fragments=0,
+        shared_fragments=0,
+        streamed_fragments=0,
+        ring_units=0,
+        columns=1,
+        groups=batch,
+        tiles_per_accumulator=1,
+        phases=1,
+        queue_depth=1,
+        tiles_in_flight=1,
+        served_together=1,
+        base_slots=2,
+        exchange_lag=0,
+        shared_limit=spec.shared_bytes_per_block,
+        max_blocks=spec.max_blocks,
+    )
+
+
+def _arrange(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
+    """The same rows arranged as a choice says; it may need more shared memory than there is."""
+    groups = -(-plan.batch // choice.columns)
+    warpgroups = choice.instruction == "wgmma"
+    sharing = 1 if warpgroups else max(1, 4 // choice.columns)
+    accumulators = -(-plan.warp_tiles // sharing)
+    plan = replace(
+        plan,
+        instruction=choice.instruction,
+        sweep_registers=choice.registers[0],
+        service_registers=choice.registers[1],
+        columns=choice.columns,
+        groups=groups,
+        tiles_per_accumulator=-(-plan.warp_tiles // accumulators),
+        queue_depth=max(1, choice.queue),
+        tiles_in_flight=choice.live if warpgroups else 1,
+        served_together=choice.together,
+        exchange_lag=1 if groups > 2 else 0,
+    )
+    longer = 0 if warpgroups else max(0, plan.slabs - 8) // 2  # a longer latent takes as many
+    live = accumulators if warpgroups else choice.live
+    return _place(plan, choice.fragments - longer, live)
+
+
+def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
+    """The same rows with four fragments fewer in registers, for a compiler that spilled.
+
+    Raises:
+        PlanError: too few are left to take away.
+    """
+    if plan.register_fragments <= 8:
+        raise PlanError(
+            f"plan {plan.hash}: wanted more than 8 fragments in registers, found "
+            f"{plan.register_fragments}; report this plan: {plan!r}"
+        )
+    # Fewer loads ahead and more sums at once are what else was seen to help where tiles are many.
+    live = plan.accumulators if plan.warpgroups else 5
+    fewer = replace(plan, queue_depth=min(plan.queue_depth, 2))
+    return _place(fewer, plan.register_fragments - 4, live)
+
+
+def with_lone_warps(plan: ResidencyPlan) -> ResidencyPlan:
+    """The same rows and batch for warps that multiply alone, which can also stream.
+
+    For a warpgroup's plan that a compiler spills and that has no register left to give.
+    """
+    return _first_that_fits(plan, widest=4)
+
+
+def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
+    """Fill registers, then shared memory; stream the rest; stage base logits in what is left."""
+    fragments = plan.warp_tiles * plan.slabs
+    registers = min(fragments, most_registers)
+    plan = replace(
+        plan,
+        register_fragments=registers,
+        shared_fragments=fragments - registers,
+        streamed_fragments=0,
+        ring_units=0,
+        phases=-(-plan.accumulators // live),
+        base_slots=2,
+    )
+    if plan.warpgroups and plan.shared_bytes > plan.shared_limit:
+        # With one group, base logits of one round: they come while blocks exchange.
+        plan = replace(plan, base_slots=1 if plan.groups == 1 else 2)
+        return (
+            plan if plan.shared_bytes <= plan.shared_limit else _stream_units(plan, most_registers)
+        )
+    if plan.shared_bytes > plan.shared_limit:
+        return _stream_fragments(plan)
+    while plan.base_slots < 4:  # further ahead where it costs no residency
+        deeper = replace(plan, base_slots=plan.base_slots + 1)
+        if deeper.shared_bytes > plan.shared_limit:
+            break
+        plan = deeper
+    return plan
+
+
+def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
+    """What there is no room for passes through warps' rings; too large a plan where none is left.
+
+    A ring's length divides what is streamed, so that a fragment has the same place in each sweep.
+    """
+    too_many = plan.shared_bytes - plan.shared_limit
+    lacking = -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES))
+    for missing in range(max(lacking, RING_FRAGMENTS[0]), plan.shared_fragments + 1):
+        for length in reversed(RING_FRAGMENTS):
+            streamed = missing + length
+            if missing % length or streamed > plan.shared_fragments:
+                continue
+            streaming = replace(
+                plan,
+                shared_fragments=plan.shared_fragments - streamed,
+                streamed_fragments=streamed,
+                ring_units=length,
+            )
+            if streaming.shared_bytes <= plan.shared_limit:
+                return streaming
+    return plan
+
+
+def _stream_units(plan: ResidencyPlan, most_registers: int) -> ResidencyPlan:
+    """As few half tiles streamed as there is no room for; too large a plan where none fits."""
+    fragments = plan.warp_tiles * plan.slabs
+    ring = RING_UNITS if plan.tiles_in_flight > TILES_JUDGED else RING_UNITS - 2
+    plan = replace(plan, ring_units=ring)
+    for streamed in range(ring * plan.unit_fragments, fragments + 1, plan.unit_fragments):
+        registers = min(fragments - streamed, most_registers)
+        plan = replace(
+            plan,
+            register_fragments=registers,
+            shared_fragments=fragments - streamed - registers,
+            streamed_fragments=streamed,
+        )
+        if plan.shared_bytes <= plan.shared_limit:
+            break
+    return plan
+
+
+def _promote(first: NumberType, second: NumberType) -> NumberType:
+    """torch's promotion of two number types: equal ones stay, different ones meet in fp32."""
+    return first if first == second else "fp32"
+
+
+def _shape_of(head: Head) -> Shape:
+    needed = ("vocab", "rank", "table_rows", "table_type", "draft_to_target")
+    if not all(hasattr(head, name) for name in needed):
+        raise PlanError.mismatch(
+            "head",
+            wanted="a head or a Shape",
+            found=type(head).__name__,
+            fix="pass a MarkovHead, or Shape(vocab=..., rank=...) where there are no weights yet",
+        )
+    return Shape(
+        vocab=head.vocab,
+        rank=head.rank,
+        table_rows=head.table_rows,
+        table_type=head.table_type,
+        mapped=head.draft_to_target is not None,
+    )
+
+
+def _check_range(name: str, value: int, low: int, high: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise PlanError(f"{name}: wanted an integer from {low} to {high}, found {value!r}")
