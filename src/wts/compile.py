@@ -36,6 +36,8 @@ KERNEL_NAME = "wts_walk"
 _SOURCES = (
     "walk.cu",
     "service.cuh",
+    "cells.cuh",
+    "activations.cuh",
     "sweep.cuh",
     "product_mma.cuh",
     "product_wgmma.cuh",
@@ -55,12 +57,13 @@ _OPCODES = {0x237: "IMMA", 0xDF1: "IGMMA", 0x9F1: "IGMMA", 0x983: "LDL", 0x387: 
 
 
 class WalkArgs(ctypes.Structure):
-    """The kernel's one argument; `struct WalkArgs` of csrc/sweep.cuh, whose size is asserted."""
+    """The kernel's one argument; `struct WalkArgs` of csrc/rounds.cuh, whose size is asserted."""
 
     _fields_ = [
         ("tiles", ctypes.c_void_p),
         ("row_scale", ctypes.c_void_p),
         ("table", ctypes.c_void_p),
+        ("hidden_part", ctypes.c_void_p),
         ("draft_to_target", ctypes.c_void_p),
         ("base", ctypes.c_void_p),
         ("base_request_stride", ctypes.c_int64),
@@ -75,6 +78,8 @@ class WalkArgs(ctypes.Structure):
         ("logits_request_stride", ctypes.c_int64),
         ("logits_step_stride", ctypes.c_int64),
         ("slots", ctypes.c_void_p),
+        ("state_weight", ctypes.c_void_p),
+        ("state_slots", ctypes.c_void_p),
         ("status", ctypes.c_void_p),
         ("trace", ctypes.c_void_p),
         ("num_requests", ctypes.c_int32),

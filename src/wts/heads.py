@@ -86,6 +86,10 @@ class Head(Protocol):
     def hidden_size(self) -> int | None:
         """H, the elements of a hidden state; None for a head that reads none."""
 
+    @property
+    def state_size(self) -> int:
+        """Elements of the state that a step carries over; 0 where none is."""
+
     def initial_state(self, batch: int) -> HeadState:
         """Return the state before the first step of `batch` requests."""
 

@@ -22,6 +22,10 @@ __all__ = ["ResidencyPlan", "shared_layout"]
 # four warps together multiply for eight requests, latents in shared memory (wgmma.mma_async).
 Instruction = Literal["mma", "wgmma"]
 
+# What gives a walk its latents: `kind` of a head.
+HeadKind = Literal["markov", "gated", "rnn", "domino"]
+HEAD_KINDS: tuple[HeadKind, ...] = ("markov", "gated", "rnn", "domino")
+
 TILE_ROWS = 16
 PAIR_ROWS = 32
 SLAB = 32  # latent elements of one matrix instruction
@@ -46,6 +50,8 @@ class ResidencyPlan:
 
     gpu: str
     arch: str
+    kind: HeadKind
+    state: int
     vocab: int
     rank: int
     table_rows: int
@@ -141,8 +147,42 @@ class ResidencyPlan:
 
     @property
     def table_row_bytes(self) -> int:
-        """Bytes of one packed latent: two int8 planes, the scale, padding to a sector."""
-        return 2 * self.rank + 32
+        """Bytes that a token fetches.
+
+        Of a Markov head a packed latent: two int8 planes, the scale, padding to a sector. Of others
+        their input rows (`wts.cells.input_rows`).
+        """
+        return {
+            "markov": 2 * self.rank + 32,
+            "gated": 6 * self.rank,
+            "rnn": 12 * self.rank,
+            "domino": 6 * self.state,
+        }[self.kind]
+
+    @property
+    def part(self) -> int:
+        """Numbers that the hidden states add to a step of a request."""
+        return {"markov": 0, "gated": 1, "rnn": 3, "domino": 1}[self.kind] * self.rank
+
+    @property
+    def product_rows(self) -> int:
+        """Rows of the matrix that a state is multiplied with; blocks share them out."""
+        return 3 * self.state
+
+    @property
+    def block_products(self) -> int:
+        """Of these, a block's; the kernel's array has one where there is none."""
+        return max(1, -(-self.product_rows // self.num_blocks))
+
+    @property
+    def states(self) -> int:
+        """Requests whose state is kept; the kernel's array has one where there is none."""
+        return self.groups * self.columns if self.state else 1
+
+    @property
+    def state_words(self) -> int:
+        """64-bit words in which blocks exchange products with states: of two steps."""
+        return 2 * self.states * self.product_rows
 
     @property
     def warpgroups(self) -> bool:
@@ -372,6 +412,12 @@ class ResidencyPlan:
             for tile, slab in self.sweep_order()
         ]
         constants = {
+            "HEAD": HEAD_KINDS.index(self.kind),
+            "PART": self.part,
+            "STATE": max(1, self.state),
+            "STATES": self.states,
+            "PRODUCT_ROWS": self.product_rows,
+            "BLOCK_PRODUCTS": self.block_products,
             "VOCAB": self.vocab,
             "RANK": self.rank,
             "TABLE_ROWS": self.table_rows,
@@ -482,6 +528,8 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("candidate_row", slots * columns * plan.candidates * 4, 16),
         ("candidate_logit", slots * columns * (plan.candidates if plan.sampled else 1) * 4, 16),
         ("race", (SERVICE_WARPS if plan.scored else 1) * plan.race_words * 4, 16),
+        ("state_weight", 2 * plan.block_products * max(1, plan.state), 16),
+        ("state", 2 * plan.states * max(1, plan.state), 16),
         ("weights_landed", 8, 8),
         ("latents_ready", 8 * plan.latent_slots, 8),
         ("candidates_ready", 8 * slots, 8),
@@ -489,6 +537,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("base_copied", 8 * slots * columns, 8),
         ("ring_landed", 8 * _ring_barriers(plan), 8),
         ("ring_readers", 4 * _ring_barriers(plan), 4),
+        ("state_landed", 8, 8),
         ("deadline", 8 * SERVICE_WARPS, 8),
         ("sequence", 4, 16),
         ("noise_offset", 4, 4),
@@ -526,7 +575,8 @@ def _ledger(plan: ResidencyPlan) -> str:
         ("streamed from L2", plan.streamed_fragments),
     ]
     lines = [
-        f"plan {plan.hash}: V = {plan.vocab}, r = {plan.rank}, int8, batch {plan.batch}, "
+        f"plan {plan.hash}: {plan.kind}, V = {plan.vocab}, r = {plan.rank}, int8, "
+        f"batch {plan.batch}, "
         f"{plan.steps} steps, {'sampled' if plan.sampled else 'greedy'}, "
         f"on {plan.gpu} ({plan.arch})",
         f"  {plan.num_blocks} blocks of {plan.threads} threads, {plan.rows} rows each "
@@ -543,12 +593,19 @@ def _ledger(plan: ResidencyPlan) -> str:
         verdict = ": step-wise execution is faster" if plan.loses else ""
         lines.append(f"  reads {plan.readings:.2f} times the projection from L2 a step{verdict}")
     table = plan.table_rows * plan.table_row_bytes
-    workspace = plan.workspace_words * plan.word_bytes
+    name = "latent table" if plan.kind == "markov" else "input rows"
+    workspace = plan.workspace_words * plan.word_bytes + 8 * plan.state_words
+    if plan.state:
+        lines.append(
+            f"  state: {plan.state} numbers a request, {plan.block_products} of "
+            f"{plan.product_rows} rows of its matrix in each block "
+            f"({2 * plan.block_products * plan.state} bytes)"
+        )
     lines += [
         f"  resident {plan.resident_share:.1%} of {total / 2**20:.1f} MiB",
         f"  shared memory {plan.shared_bytes} of {plan.shared_limit} bytes per block; base logits "
         f"staged {plan.base_slots - 1} rounds ahead",
-        f"  in memory: projection {total / 2**20:.1f} MiB, latent table {table / 2**20:.1f} MiB, "
+        f"  in memory: projection {total / 2**20:.1f} MiB, {name} {table / 2**20:.1f} MiB, "
         f"workspace {workspace} bytes",
         f"  sweep by {plan.instruction}: {plan.groups} group(s) of {plan.columns} request(s), "
         f"{plan.tiles_per_accumulator} tile(s) share an accumulator, {plan.phases} phase(s), "

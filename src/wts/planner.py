@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 from wts.device import GpuSpec, gpu_spec
 from wts.errors import PlanError
 from wts.numbers import NUMBER_TYPES, RANKS, NumberType
-from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, TILES_JUDGED, Instruction, ResidencyPlan
+from wts.plan import (
+    FRAGMENT_BYTES,
+    PAIR_ROWS,
+    TILES_JUDGED,
+    HeadKind,
+    Instruction,
+    ResidencyPlan,
+)
 
 if TYPE_CHECKING:
     from wts.heads import Head
@@ -79,8 +86,7 @@ _CHOICES = {
     # One group draws its noise while blocks exchange, and has words to park.
     "sampled, one group": (Choice("wgmma", 8, 24, 0, 2, (208, 88), 2),),
     "sampled, two groups": (Choice("wgmma", 8, 31, 0, 2, (208, 88)),),
-    # Where fragments are streamed, the compiler needs more room not to spill.
-    # They take service warps twice the registers.
+    # 64-bit words take service warps twice the registers.
     "greedy, 64-bit words": (
         Choice("wgmma", 8, 38, 0, 4, (216, 72), 2),
         Choice("mma", 4, 38, 4, 5, (224, 56)),
@@ -93,6 +99,7 @@ _CHOICES = {
         Choice("mma", 2, 37, 4, 8, (224, 56)),
         Choice("mma", 1, 40, 4, 5, (224, 56)),
     ),
+    # Where fragments are streamed, the compiler needs more room not to spill.
     "greedy, streaming": (
         Choice("mma", 1, 43, 4, 5, (232, 40)),
         Choice("mma", 2, 40, 4, 8, (232, 40)),
@@ -119,6 +126,8 @@ class Shape:
         table_rows: rows of the previous-token table; vocab by default.
         table_type: number type of the table.
         mapped: whether draft ids are mapped to target ids.
+        kind: of the head.
+        state: elements of the state that a step carries over: r (RNN), G (Domino) or none.
     """
 
     vocab: int
@@ -126,6 +135,8 @@ class Shape:
     table_rows: int | None = None
     table_type: NumberType = "bf16"
     mapped: bool = False
+    kind: HeadKind = "markov"
+    state: int = 0
 
 
 def plan_residency(
@@ -231,6 +242,8 @@ def _unplaced(
     return ResidencyPlan(
         gpu=spec.name,
         arch=spec.arch,
+        kind=shape.kind,
+        state=shape.state,
         vocab=shape.vocab,
         rank=shape.rank,
         table_rows=shape.table_rows if shape.table_rows is not None else shape.vocab,
@@ -302,11 +315,17 @@ def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
     # Fewer loads ahead and more sums at once are what else was seen to help where tiles are many.
     live = plan.accumulators if plan.warpgroups else 5
     fewer = replace(plan, queue_depth=min(plan.queue_depth, 2))
-    return _place(fewer, plan.register_fragments - 4, live)
+    fewer = _place(fewer, plan.register_fragments - 4, live)
+    if fewer.shared_bytes > fewer.shared_limit:
+        raise PlanError(
+            f"plan {plan.hash}: wanted room in shared memory for four more fragments a warp, found "
+            f"none; report this plan: {plan!r}"
+        )
+    return fewer
 
 
 def with_lone_warps(plan: ResidencyPlan) -> ResidencyPlan:
-    """The same rows and batch for warps that multiply alone, which can also stream.
+    """The same rows and batch for warps that multiply alone.
 
     For a warpgroup's plan that a compiler spills and that has no register left to give.
     """
@@ -389,7 +408,7 @@ def _promote(first: NumberType, second: NumberType) -> NumberType:
 
 
 def _shape_of(head: Head) -> Shape:
-    needed = ("vocab", "rank", "table_rows", "table_type", "draft_to_target")
+    needed = ("kind", "vocab", "rank", "table_rows", "table_type", "draft_to_target", "state_size")
     if not all(hasattr(head, name) for name in needed):
         raise PlanError.mismatch(
             "head",
@@ -403,6 +422,8 @@ def _shape_of(head: Head) -> Shape:
         table_rows=head.table_rows,
         table_type=head.table_type,
         mapped=head.draft_to_target is not None,
+        kind=head.kind,
+        state=head.state_size,
     )
 
 

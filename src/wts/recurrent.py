@@ -259,6 +259,11 @@ class RnnHead(VocabularyParts):
         return describe_head(self, hidden_size=self.hidden_size)
 
     @property
+    def state_size(self) -> int:
+        """Elements of the state: those of a latent."""
+        return self.rank
+
+    @property
     def hidden_size(self) -> int:
         """H, the elements of a hidden state."""
         return self.joint_weight.shape[1] - 2 * self.rank

@@ -105,6 +105,11 @@ class VocabularyParts:
         """Number type of the table, and so of the latents."""
         return NUMBER_TYPE_OF[self.table.dtype]
 
+    @property
+    def state_size(self) -> int:
+        """Elements of the state that a step carries over; 0 where none is."""
+        return 0
+
     def rows_of(self, prev_token: torch.Tensor) -> torch.Tensor:
         """Table rows of previous tokens, int64 [B]; a token outside the table is clamped."""
         return self.table.index_select(0, prev_token.clamp(0, self.table_rows - 1))

@@ -15,8 +15,9 @@ from pathlib import Path
 
 import torch
 
+from wts.cells import AnyHead
 from wts.compile import WalkArgs
-from wts.heads import DTYPE_OF, MarkovHead
+from wts.heads import DTYPE_OF
 from wts.noise import Noise
 from wts.pack import pack_head
 from wts.plan import ResidencyPlan
@@ -65,7 +66,7 @@ class Simulator:
     """
 
     def __init__(
-        self, head: MarkovHead, plan: ResidencyPlan, *, sequence: int = FIRST_SEQUENCE
+        self, head: AnyHead, plan: ResidencyPlan, *, sequence: int = FIRST_SEQUENCE
     ) -> None:
         self.plan = plan
         self.packed = pack_head(head, plan, torch.device("cpu"))
@@ -76,6 +77,7 @@ class Simulator:
         words = self.slots.view(torch.int64 if plan.wide else torch.int32).view(2, -1)
         for before in range(max(0, sequence - 2), sequence) if sequence != FIRST_SEQUENCE else ():
             words[before & 1] = (before >> 1) & (0xFFFF if plan.wide else 0xF)
+        self.state_slots = torch.zeros(plan.state_words, dtype=torch.int64)
         self.kernel = _build(plan.render_header())
 
     def __call__(
@@ -83,6 +85,7 @@ class Simulator:
         base: torch.Tensor,
         anchor: torch.Tensor,
         *,
+        hidden: torch.Tensor | None = None,
         temperatures: torch.Tensor | None = None,
         noise: Noise | None = None,
         logits_out: torch.Tensor | None = None,
@@ -98,6 +101,9 @@ class Simulator:
             "tiles": self.packed.tiles,
             "row_scale": self.packed.row_scale,
             "table": self.packed.table,
+            "hidden_part": self.packed.hidden_part(hidden),
+            "state_weight": getattr(self.packed.cell, "state_weight", None),
+            "state_slots": self.state_slots,
             "draft_to_target": self.packed.draft_to_target,
             "base": base,
             "anchor": anchor,

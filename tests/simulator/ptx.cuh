@@ -432,6 +432,9 @@ inline void load_shared_8(u32 (&v)[2], u32 address) {
 inline void store_shared_16(u32 address, const u32 (&v)[4]) {
   std::memcpy(sim::check_shared(address, 16, 16), v, 16);
 }
+inline void store_shared_8(u32 address, const u32 (&v)[2]) {
+  std::memcpy(sim::check_shared(address, 8, 8), v, 8);
+}
 template <typename Word>
 Word load_relaxed(const Word* pointer) {
   sim::check_global(pointer, sizeof(Word), sizeof(Word));

@@ -40,6 +40,10 @@ struct Shared {
                                    [plan::SAMPLED ? plan::CANDIDATES : 1];
   // By service warp: words of a race too close for approximate scores.
   alignas(16) unsigned int race[plan::SCORED ? plan::SERVICE_WARPS : 1][plan::RACE_WORDS];
+  // Of heads with a state: this block's rows of the matrix that it is multiplied with, and the state of
+  // each request, in bf16.
+  alignas(16) unsigned short state_weight[plan::BLOCK_PRODUCTS][plan::STATE];
+  alignas(16) unsigned short state[plan::STATES][plan::STATE];
   // Events, one phase a use of the slot.
   alignas(8) Barrier weights_landed;
   Barrier latents_ready[plan::LATENT_SLOTS];
@@ -49,6 +53,7 @@ struct Shared {
   Barrier ring_landed[plan::RINGS][plan::RING_LENGTH];
   // Warps that have read a place of a warpgroup's ring, so far.
   unsigned int ring_readers[plan::RINGS][plan::RING_LENGTH];
+  Barrier state_landed;
   // When to give up an exchange that is late already, by service warp.
   unsigned long long deadline[plan::SERVICE_WARPS];
   // The walk's first exchange, read once from the workspace.

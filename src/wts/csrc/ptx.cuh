@@ -164,6 +164,10 @@ __device__ __forceinline__ void store_shared_16(u32 address, const u32 (&v)[4]) 
                : "memory");
 }
 
+__device__ __forceinline__ void store_shared_8(u32 address, const u32 (&v)[2]) {
+  asm volatile("st.shared.v2.u32 [%0], {%1, %2};" ::"r"(address), "r"(v[0]), "r"(v[1]) : "memory");
+}
+
 // 9.7.9.8 with .relaxed.gpu: one single-copy-atomic word another block may be writing (8.5).
 __device__ __forceinline__ u32 load_relaxed(const u32* pointer) {
   u32 value;

@@ -7,7 +7,8 @@ namespace wts {
 struct WalkArgs {
   const Byte* tiles;           // packed W, in the order of the plan's instruction
   const float* row_scale;      // [NUM_BLOCKS * ROWS]
-  const Byte* table;           // packed latents: rows of TABLE_ROW_BYTES
+  const Byte* table;           // what a token fetches: rows of TABLE_ROW_BYTES
+  const float* hidden_part;    // [B, K, PART], of a head that reads hidden states
   const int* draft_to_target;  // [VOCAB], in a mapped plan
   const Byte* base;            // [B, K, V]
   long long base_request_stride, base_step_stride;  // in elements
@@ -20,6 +21,8 @@ struct WalkArgs {
   Byte* logits_out;            // [B, K, V] in the step's type, or null
   long long logits_request_stride, logits_step_stride;  // in elements
   ExchangeWord* slots;
+  const Byte* state_weight;  // [PRODUCT_ROWS, STATE] in bf16, of a head with a state
+  u64* state_slots;          // [2, GROUPS * COLUMNS, PRODUCT_ROWS]
   Status* status;
   u64* trace;
   int num_requests, num_steps;

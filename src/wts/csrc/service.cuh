@@ -1,6 +1,7 @@
 // The service warps: each serves the same columns of every group. It stages base logits, publishes
 // the block's best row, waits for the others', and fetches the next latent.
 #pragma once
+#include "cells.cuh"
 #include "sweep.cuh"
 
 namespace wts {
@@ -215,9 +216,138 @@ struct ServiceWarp {
            (2 * (column % 4) + plane) * 16;
   }
 
-  // Copies table rows to where the sweeping warps read them in a round.
+  // Puts the latents of a round, of some columns, where the sweeping warps read them.
   template <int COUNT>
   __device__ __forceinline__ void send_latents(int round, int first_served,
+                                               const int (&token)[COUNT]) const {
+    if constexpr (HEAD == Head::MARKOV) {
+      copy_latents<COUNT>(round, first_served, token);
+    } else {
+#pragma unroll 1
+      for (int i = 0; i < COUNT; ++i) {
+        int chosen = token[0];
+#pragma unroll
+        for (int j = 1; j < COUNT; ++j) chosen = i == j ? token[j] : chosen;
+        make_latent(round, column(first_served + i), chosen);
+      }
+    }
+    if constexpr (plan::WARPGROUPS) fence_async_proxy();  // the tensor cores read these bytes
+  }
+
+  // What the hidden states add to a step's inner sums. An absent request gets another's.
+  __device__ __forceinline__ const float* hidden_part(int round, int column) const {
+    const int request = min(this->request(round_group(round), column), args.num_requests - 1);
+    return args.hidden_part + (static_cast<long long>(request) * args.num_steps +
+                               round_step(round)) * plan::PART;
+  }
+
+  // ---- products with the state ----
+  // Each block multiplies a state with its own rows and publishes the sums, as soon as it has the state:
+  // a step before they are needed, so that they are under way while the step is swept. A word is
+  // a sum and the number of its exchange; slots alternate. A block that publishes for step s + 2 has
+  // seen every block's candidates of step s, and those came after the words for s had been read.
+
+  __device__ __forceinline__ u64* product_slots(int step, int request) const {
+    const int line = static_cast<int>(sequence_of(step) & 1u) * plan::STATES + request;
+    return args.state_slots + static_cast<long long>(line) * plan::PRODUCT_ROWS;
+  }
+
+  // Publishes this block's products with a request's state, for the round that needs them.
+  __device__ __forceinline__ void publish_products(int round, int column) const {
+    const int lane = lane_index(), step = round_step(round);
+    const int request = this->request(round_group(round), column);
+    const int first = static_cast<int>(blockIdx.x) * plan::BLOCK_PRODUCTS;
+    u64* slots = product_slots(step, request);
+#pragma unroll 1
+    for (int i = 0; i < plan::BLOCK_PRODUCTS && first + i < plan::PRODUCT_ROWS; ++i) {
+      const float sum = state_product(shared.state_weight[i], shared.state[request], lane);
+      if (lane == i % 32)
+        store_relaxed(slots + first + i,
+                      static_cast<u64>(__float_as_uint(sum)) << 32 | sequence_of(step));
+    }
+  }
+
+  // A lane's eight products of each kind; lanes that want none wait with the others.
+  __device__ __forceinline__ void gather_products(int round, int column, int start, bool wanted,
+                                                  float (&product)[3][RUN]) const {
+    const int step = round_step(round);
+    const u64* slots = product_slots(step, request(round_group(round), column)) + start;
+    const u32 tag = sequence_of(step);
+    for (u32 poll = 1;; ++poll) {
+      int missing = plan::PRODUCT_ROWS;
+#pragma unroll
+      for (int kind = 0; kind < 3; ++kind)
+#pragma unroll
+        for (int i = 0; i < RUN; ++i) {
+          const u64 word = wanted ? load_relaxed(slots + kind * plan::RANK + i) : tag;
+          product[kind][i] = __uint_as_float(static_cast<u32>(word >> 32));
+          if (static_cast<u32>(word) != tag) missing = min(missing, start + kind * plan::RANK + i);
+        }
+      if (!__any_sync(0xffffffffu, missing < plan::PRODUCT_ROWS)) break;
+      if ((poll & 15u) == 0 && __any_sync(0xffffffffu, abandoned())) break;
+      if ((poll & 255u) == 0 && out_of_time(poll)) {
+        const u32 nearest = warp_max_unsigned(static_cast<u32>(plan::PRODUCT_ROWS - missing));
+        const int row = plan::PRODUCT_ROWS - static_cast<int>(nearest);
+        report_timeout(args.status, &shared.abandoned, row / plan::BLOCK_PRODUCTS, step);
+      }
+    }
+  }
+
+  // Before the first step a state is zeros.
+  __device__ __forceinline__ void begin_states() const {
+    if constexpr (plan::STATES > 1 || HEAD == Head::RNN) {
+      barrier_wait(&shared.state_landed, 0);
+#pragma unroll 1
+      for (int use = 0; use < plan::GROUPS * SERVED; ++use) {
+        const int group = use / SERVED, column = this->column(use % SERVED);
+        u16* state = shared.state[request(group, column)];
+        for (int i = lane_index(); i < plan::STATE; i += 32) state[i] = 0;
+        __syncwarp();
+        publish_products(group, column);
+      }
+    }
+  }
+
+  // The latent of a head that reads hidden states.
+  __device__ __forceinline__ void make_latent(int round, int column, int token) const {
+    const int lane = lane_index(), slot = latent_slot(round);
+    const Byte* row = table_row(token);
+    const float* part = hidden_part(round, column);
+    float latent[RUNS][RUN];
+#pragma unroll
+    for (int run = 0; run < RUNS; ++run) {
+#pragma unroll
+      for (int i = 0; i < RUN; ++i) latent[run][i] = 0.0f;
+      if constexpr (HEAD == Head::GATED)
+        if (run_exists(run, lane)) gated_run(row, part, run_start(run, lane), latent[run]);
+      if constexpr (HEAD == Head::RNN) {
+        float product[3][RUN];
+        gather_products(round, column, run_start(run, lane), run_exists(run, lane), product);
+        u16* state = shared.state[request(round_group(round), column)];
+        if (run_exists(run, lane))
+          rnn_run(row, part, product, run_start(run, lane), state, latent[run]);
+      }
+    }
+    __syncwarp();
+    const float scale = latent_scale_of(latent);
+#pragma unroll
+    for (int run = 0; run < RUNS; ++run) {
+      if (!run_exists(run, lane)) continue;
+      u32 high[2], low[2];
+      quantise_run(latent[run], scale, high, low);
+      // A run is half of a 16-byte piece of either plane.
+      const int number = 32 * run + lane, piece = (number >> 2) * 4 + ((number >> 1) & 1);
+      store_shared_8(latent_place(slot, column, piece) + (number & 1) * 8, high);
+      store_shared_8(latent_place(slot, column, piece + 2) + (number & 1) * 8, low);
+    }
+    if (lane == 0) shared.latent_scale[slot][column] = scale;
+    if constexpr (HEAD == Head::RNN)
+      if (round_step(round) + 1 < args.num_steps) publish_products(round + plan::GROUPS, column);
+  }
+
+  // Copies table rows, which hold quantised latents.
+  template <int COUNT>
+  __device__ __forceinline__ void copy_latents(int round, int first_served,
                                                const int (&token)[COUNT]) const {
     constexpr int PIECES = (2 * plan::RANK + 511) / 512;
     u32 piece[COUNT][PIECES][4];
@@ -241,7 +371,6 @@ struct ServiceWarp {
           store_shared_16(latent_place(slot, column, j * 32 + lane), piece[i][j]);
       if (lane == 0) shared.latent_scale[slot][column] = __uint_as_float(scale[i]);
     }
-    if constexpr (plan::WARPGROUPS) fence_async_proxy();  // the tensor cores read these bytes
   }
 
   // Says that this warp's latents of a round are there.
@@ -541,6 +670,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   self.fill_padding();
 #pragma unroll 1
   for (int round = 0; round < AHEAD; ++round) stage(round);
+  self.begin_states();
 #pragma unroll 1
   for (int group = 0; group < plan::GROUPS; ++group) self.send_anchors(group);
   finish_one(0);

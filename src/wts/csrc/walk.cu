@@ -6,6 +6,7 @@ namespace wts {
 // Asks for the small things first: behind 39 MB of weights they would wait.
 __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
   barrier_init(&shared.weights_landed, 1);
+  barrier_init(&shared.state_landed, 1);
   for (int slot = 0; slot < plan::LATENT_SLOTS; ++slot)
     barrier_init(&shared.latents_ready[slot], SERVING_WARPS * WARP_ARRIVALS);
   for (int slot = 0; slot < plan::BASE_SLOTS; ++slot) {
@@ -64,6 +65,18 @@ __device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared
               OPERAND_BYTES, &shared.weights_landed);
 }
 
+// This block's rows of the matrix that states are multiplied with.
+__device__ __forceinline__ void load_state_weights(const WalkArgs& args, Shared& shared) {
+  constexpr int ROW_BYTES = plan::STATE * 2;
+  const int first = static_cast<int>(blockIdx.x) * plan::BLOCK_PRODUCTS;
+  const int rows = min(plan::BLOCK_PRODUCTS, max(0, plan::PRODUCT_ROWS - first));
+  if (lane_index() != 0) return;
+  barrier_arrive_expect(&shared.state_landed, rows * ROW_BYTES);
+  if (rows > 0)
+    bulk_copy(shared.state_weight, args.state_weight + static_cast<long long>(first) * ROW_BYTES,
+              rows * ROW_BYTES, &shared.state_landed);
+}
+
 }  // namespace wts
 
 extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
@@ -79,7 +92,10 @@ extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
     sweep_role(args, shared);
   } else {
     give_registers<plan::SERVICE_REGISTERS>();
-    if (threadIdx.x >= plan::THREADS - 32) load_shared_weights(args, shared);
+    if (threadIdx.x >= plan::THREADS - 32) {
+      if constexpr (HEAD == Head::RNN) load_state_weights(args, shared);
+      load_shared_weights(args, shared);
+    }
     if (threadIdx.x / 32 - plan::SWEEP_WARPS < SERVING_WARPS) service_role(args, shared);
   }
 }

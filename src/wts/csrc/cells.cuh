@@ -1,0 +1,134 @@
+// The latent functions of heads that read hidden states, as wts/cells.py writes them: what is left to
+// do once a token is known, by one warp for one request. A warp holds vectors of RANK elements in runs of
+// eight: run i of lane l is elements 8 (32 i + l) and on, where there are so many.
+#pragma once
+#include "activations.cuh"
+#include "rounds.cuh"
+
+namespace wts {
+
+enum class Head { MARKOV, GATED, RNN, DOMINO };
+constexpr Head HEAD = static_cast<Head>(plan::HEAD);
+
+constexpr int RUN = 8;
+constexpr int RUNS = (plan::RANK / RUN + 31) / 32;
+
+// Whether a lane has a run of the RANK elements, and where it begins.
+__device__ __forceinline__ int run_start(int run, int lane) { return (32 * run + lane) * RUN; }
+__device__ __forceinline__ bool run_exists(int run, int lane) {
+  return run_start(run, lane) < plan::RANK;
+}
+
+// Eight consecutive fp32 or bf16 numbers at a multiple of sixteen bytes.
+__device__ __forceinline__ void load_run(float (&values)[RUN], const float* at) {
+  u32 words[2][4];
+  load_global_16(words[0], at);
+  load_global_16(words[1], at + 4);
+#pragma unroll
+  for (int i = 0; i < RUN; ++i) values[i] = __uint_as_float(words[i / 4][i % 4]);
+}
+
+__device__ __forceinline__ void load_run(float (&values)[RUN], const u16* at) {
+  u32 words[4];
+  load_global_16(words, at);
+#pragma unroll
+  for (int i = 0; i < RUN; ++i)
+    values[i] = __uint_as_float(i & 1 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
+}
+
+// R(R(sigmoid(R(part + G_e e))) e) of one run; row: G_e e in fp32, then e in bf16.
+__device__ __forceinline__ void gated_run(const Byte* row, const float* part, int first,
+                                          float (&latent)[RUN]) {
+  float product[RUN], before[RUN], element[RUN];
+  load_run(product, reinterpret_cast<const float*>(row) + first);
+  load_run(before, part + first);
+  load_run(element, reinterpret_cast<const u16*>(row + 4 * plan::RANK) + first);
+#pragma unroll
+  for (int i = 0; i < RUN; ++i) {
+    const float gate = rounded(sigmoid(rounded(__fadd_rn(before[i], product[i]))));
+    latent[i] = rounded(__fmul_rn(gate, element[i]));
+  }
+}
+
+// One run of an RNN head: the new state goes where the old one is, in bf16; row: J_e e in fp32; product:
+// J_s state. Of each, gates, candidates and outputs lie RANK apart.
+__device__ __forceinline__ void rnn_run(const Byte* row, const float* part,
+                                        const float (&product)[3][RUN], int first, u16* state,
+                                        float (&latent)[RUN]) {
+  float joint[3][RUN];
+#pragma unroll
+  for (int kind = 0; kind < 3; ++kind) {
+    float before[RUN], after[RUN];
+    load_run(before, part + kind * plan::RANK + first);
+    load_run(after, reinterpret_cast<const float*>(row) + kind * plan::RANK + first);
+#pragma unroll
+    for (int i = 0; i < RUN; ++i)
+      joint[kind][i] = rounded(__fadd_rn(__fadd_rn(before[i], product[kind][i]), after[i]));
+  }
+#pragma unroll
+  for (int i = 0; i < RUN; ++i) {
+    const float gate = rounded(sigmoid(joint[0][i])), candidate = rounded(tanh_of(joint[1][i]));
+    const float old = __uint_as_float(static_cast<u32>(state[first + i]) << 16);
+    const float kept = rounded(__fmul_rn(gate, old));
+    const float taken = rounded(__fmul_rn(rounded(__fadd_rn(1.0f, -gate)), candidate));
+    state[first + i] =
+        static_cast<u16>(__float_as_uint(rounded(__fadd_rn(kept, taken))) >> 16);
+    latent[i] = rounded(tanh_of(joint[2][i]));
+  }
+}
+
+// ---- the product with the state ----------------------------------------------------------------
+
+// One row of weights times a state, both bf16, as the emulator's lane_product sums it: element i is
+// of lane i mod 32, then lanes in a tree. The same in all lanes.
+__device__ __forceinline__ float state_product(const u16* weight, const u16* state, int lane) {
+  float sum = 0.0f;
+#pragma unroll 4
+  for (int i = lane; i < plan::STATE; i += 32)
+    sum = fmaf(__uint_as_float(static_cast<u32>(weight[i]) << 16),
+               __uint_as_float(static_cast<u32>(state[i]) << 16), sum);
+#pragma unroll
+  for (int apart = 16; apart > 0; apart /= 2)
+    sum = __fadd_rn(sum, __int_as_float(lane_across(__float_as_int(sum), apart)));
+  return sum;
+}
+
+// ---- quantisation (wts/pack.py) ----------------------------------------------------------------
+
+constexpr int LATENT_LEVELS = 127 * 256 + 127;
+
+// The scale of a latent: its largest element over LATENT_LEVELS; NaN where one is not finite.
+__device__ __forceinline__ float latent_scale_of(const float (&latent)[RUNS][RUN]) {
+  u32 largest = 0;  // as bits, absolute values are in order, NaN above all
+#pragma unroll
+  for (int run = 0; run < RUNS; ++run)
+#pragma unroll
+    for (int i = 0; i < RUN; ++i)
+      largest = max(largest, __float_as_uint(latent[run][i]) & 0x7fffffffu);
+  const float scale =
+      __fdiv_rn(__uint_as_float(warp_max_unsigned(largest)), static_cast<float>(LATENT_LEVELS));
+  if (!(fabsf(scale) < __int_as_float(0x7f800000))) return __int_as_float(0x7fffffff);
+  return scale < 1e-30f ? 1e-30f : scale;
+}
+
+// value / scale to the nearest integer, within +-LATENT_LEVELS; 0 where that is not finite.
+__device__ __forceinline__ int latent_level(float value, float scale) {
+  const float level = __fdiv_rn(value, scale);
+  if (!(fabsf(level) < __int_as_float(0x7f800000))) return 0;
+  const float nearest = rintf(level), most = static_cast<float>(LATENT_LEVELS);
+  return static_cast<int>(nearest > most ? most : nearest < -most ? -most : nearest);
+}
+
+// The two int8 planes of a run, eight bytes each.
+__device__ __forceinline__ void quantise_run(const float (&latent)[RUN], float scale, u32 (&high)[2],
+                                             u32 (&low)[2]) {
+  high[0] = high[1] = low[0] = low[1] = 0;
+#pragma unroll
+  for (int i = 0; i < RUN; ++i) {
+    const int level = latent_level(latent[i], scale), rest = ((level + 128) & 255) - 128;
+    high[i / 4] |= (static_cast<u32>((level - rest) >> 8) & 0xffu) << 8 * (i % 4);
+    low[i / 4] |= (static_cast<u32>(rest) & 0xffu) << 8 * (i % 4);
+  }
+}
+
+}  // namespace wts

@@ -1,0 +1,134 @@
+"""Heads that read hidden states, the kernel's own source executed on the CPU: the emulator's bits.
+
+As test_kernel_on_cpu.py, whose simulator this uses.
+"""
+
+from __future__ import annotations
+
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+
+from simulator import Simulator, step_dtype
+from wts.cells import RecurrentHead
+from wts.device import gpu_spec
+from wts.noise import Noise
+from wts.plan import ResidencyPlan
+from wts.planner import plan_residency
+from wts.recurrent import GatedHead, RnnHead
+from wts.walk import Walker
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+HEADS = [GatedHead, RnnHead]
+HIDDEN = 40
+
+
+def head_of(kind: Any, vocab: int, rank: int, **others: Any) -> RecurrentHead:
+    head: RecurrentHead = kind.random(
+        vocab=vocab, rank=rank, hidden_size=HIDDEN, seed=vocab, **others
+    )
+    return head
+
+
+def plan_of(head: RecurrentHead, *, batch: int, blocks: int, **others: Any) -> ResidencyPlan:
+    gpu = replace(gpu_spec("h200").with_blocks(blocks))
+    return plan_residency(head, gpu, batch=batch, steps=32, **others)
+
+
+def inputs(
+    head: RecurrentHead, batch: int, steps: int, seed: int = 0
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Base logits, anchors (one of them outside) and hidden states."""
+    generator = torch.Generator().manual_seed(seed)
+    base = (torch.randn(batch, steps, head.vocab + 3, generator=generator) * 2).bfloat16()
+    anchor = torch.randint(0, head.table_rows, (batch,), generator=generator)
+    anchor[-1] = 1 << 40
+    hidden = torch.randn(batch, steps, HIDDEN, generator=generator).bfloat16()
+    return base[:, :, 3:], anchor, hidden
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize(
+    ("vocab", "rank", "blocks", "batch"),
+    [
+        pytest.param(1, 64, 1, 1, id="one row"),
+        pytest.param(700, 256, 2, 1, id="one request"),
+        pytest.param(500, 128, 3, 2, id="two requests"),
+        pytest.param(500, 512, 12, 2, id="long latents"),
+        pytest.param(500, 128, 3, 7, id="a warpgroup's requests"),
+        pytest.param(300, 64, 2, 16, id="two groups"),
+        pytest.param(300, 64, 2, 30, id="four groups, latents fetched later"),
+    ],
+)
+def test_greedy_walks(kind: Any, vocab: int, rank: int, blocks: int, batch: int) -> None:
+    head = head_of(kind, vocab, rank)
+    plan = plan_of(head, batch=batch, blocks=blocks)
+    simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
+    for seed, requests in enumerate((batch, max(1, batch - 1))):  # one workspace, two walks
+        base, anchor, hidden = inputs(head, requests, 4, seed)
+        tokens = simulator(base, anchor, hidden=hidden, seed=seed)
+        assert torch.equal(tokens, walker(base, anchor, hidden=hidden))
+    assert simulator.status.tolist()[:5] == [2 + 8, 0, 0, 0, 2]
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("batch", [1, 3, 6])
+def test_sampled_walks(kind: Any, batch: int) -> None:
+    head = head_of(kind, 400, 128)
+    plan = plan_of(head, batch=batch, blocks=2, sampled=True)
+    base, anchor, hidden = inputs(head, batch, 3)
+    temperatures = torch.tensor([1.0, 0.0, 0.6, 2.0, 1.0, 0.8])[:batch].clone()
+    results = []
+    for walk in (Simulator(head, plan), Walker(head, plan, backend="emulator")):
+        noise = Noise(key=77, offset=torch.tensor([5]))
+        logits = torch.zeros(batch, 3, head.vocab, dtype=step_dtype(plan))
+        tokens = walk(
+            base,
+            anchor,
+            hidden=hidden,
+            temperatures=temperatures,
+            noise=noise,
+            logits_out=logits,
+        )
+        results.append((tokens, logits))
+    for simulated, emulated in zip(*results, strict=True):
+        assert torch.equal(simulated, emulated)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_a_draft_vocabulary(kind: Any) -> None:
+    head = head_of(kind, 500, 64, draft_vocab=200)
+    plan = plan_of(head, batch=2, blocks=2)
+    base, anchor, hidden = inputs(head, 2, 5)
+    tokens = Simulator(head, plan)(base, anchor, hidden=hidden)
+    assert torch.equal(tokens, Walker(head, plan, backend="emulator")(base, anchor, hidden=hidden))
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 3e38, 0.0])
+def test_hidden_states_that_are_no_numbers(kind: Any, value: float) -> None:
+    """One request's: its tokens are the emulator's, and the others' are not touched."""
+    head = head_of(kind, 300, 64)
+    plan = plan_of(head, batch=3, blocks=2)
+    base, anchor, hidden = inputs(head, 3, 4)
+    hidden[1, 1] = value
+    simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
+    tokens = simulator(base, anchor, hidden=hidden)
+    assert torch.equal(tokens, walker(base, anchor, hidden=hidden))
+    assert int(tokens.min()) >= 0
+    assert int(tokens.max()) < head.vocab
+
+
+@pytest.mark.parametrize("kind", HEADS)
+def test_any_schedule(kind: Any) -> None:
+    head = head_of(kind, 300, 64)
+    plan = plan_of(head, batch=4, blocks=3)
+    simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
+    for seed in range(12):
+        base, anchor, hidden = inputs(head, 1 + seed % 4, 1 + seed % 7, seed)
+        tokens = simulator(base, anchor, hidden=hidden, seed=seed)
+        assert torch.equal(tokens, walker(base, anchor, hidden=hidden))
