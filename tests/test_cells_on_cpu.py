@@ -58,7 +58,7 @@ def inputs(
         pytest.param(1, 64, 1, 1, id="one row"),
         pytest.param(700, 256, 2, 1, id="one request"),
         pytest.param(500, 128, 3, 2, id="two requests"),
-        pytest.param(500, 512, 12, 2, id="long latents"),
+        pytest.param(1500, 512, 12, 2, id="long latents"),
         pytest.param(500, 128, 3, 7, id="a warpgroup's requests"),
         pytest.param(300, 64, 2, 16, id="two groups"),
         pytest.param(300, 64, 2, 30, id="four groups, latents fetched later"),

@@ -16,6 +16,7 @@ from wts.checkpoint import Checkpoint, D2tReading, target_embedding
 from wts.draws import FAVOUR, Draw
 from wts.errors import CheckpointError, HeadError, describe
 from wts.heads import HeadState
+from wts.numbers import HeadKind
 from wts.recurrent import needed_hidden, product
 from wts.weights import (
     BF16_ONLY,
@@ -66,7 +67,7 @@ class DominoHead(VocabularyParts):
         SGLang 0.5.23, sglang/srt/speculative/domino_utils.py and sglang/srt/models/dflash.py.
     """
 
-    kind: ClassVar[str] = "domino"
+    kind: ClassVar[HeadKind] = "domino"
 
     gru_input_weight: torch.Tensor
     gru_state_weight: torch.Tensor

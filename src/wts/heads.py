@@ -16,7 +16,7 @@ import torch
 
 from wts.checkpoint import D2tReading
 from wts.draws import FAVOUR, check_sizes, draw_successors
-from wts.numbers import RANKS, NumberType
+from wts.numbers import RANKS, HeadKind, NumberType
 from wts.weights import (
     DTYPE_OF,
     DTYPES,
@@ -52,7 +52,7 @@ HeadState: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | None
 class Head(Protocol):
     """What a walk needs of any head. `MarkovHead` is the first of them."""
 
-    kind: ClassVar[str]
+    kind: ClassVar[HeadKind]
 
     @property
     def table(self) -> torch.Tensor:
@@ -120,7 +120,7 @@ class MarkovHead(VocabularyParts):
         HeadError: names the argument, what was wanted, what came and what to do.
     """
 
-    kind: ClassVar[str] = "markov"
+    kind: ClassVar[HeadKind] = "markov"
 
     def __post_init__(self) -> None:
         check_matrix("table", self.table)

@@ -1,4 +1,4 @@
-"""What the weights of a head may be: names of number types and ranks, where there is no torch."""
+"""What a head may be: names of its kinds and number types, and ranks, where there is no torch."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-__all__ = ["NUMBER_BYTES", "NUMBER_TYPES", "RANKS", "NumberType"]
+__all__ = ["HEAD_KINDS", "NUMBER_BYTES", "NUMBER_TYPES", "RANKS", "HeadKind", "NumberType"]
 
 RANKS = (64, 128, 256, 512)
 """Ranks of the latent that are supported."""
@@ -19,3 +19,7 @@ NUMBER_BYTES: Mapping[NumberType, int] = MappingProxyType({"bf16": 2, "fp16": 2,
 
 NUMBER_TYPES = tuple(NUMBER_BYTES)
 """All number types; the kernel knows them by their places here."""
+
+HeadKind: TypeAlias = Literal["markov", "gated", "rnn", "domino"]
+HEAD_KINDS: tuple[HeadKind, ...] = ("markov", "gated", "rnn", "domino")
+"""What gives a walk its latents, in the order in which the kernel counts them."""

@@ -14,17 +14,13 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-from wts.numbers import NUMBER_BYTES, NUMBER_TYPES, NumberType
+from wts.numbers import HEAD_KINDS, NUMBER_BYTES, NUMBER_TYPES, HeadKind, NumberType
 
 __all__ = ["ResidencyPlan", "shared_layout"]
 
 # "mma": each warp multiplies for up to four requests, latents in registers (mma.sync). "wgmma":
 # four warps together multiply for eight requests, latents in shared memory (wgmma.mma_async).
 Instruction = Literal["mma", "wgmma"]
-
-# What gives a walk its latents: `kind` of a head.
-HeadKind = Literal["markov", "gated", "rnn", "domino"]
-HEAD_KINDS: tuple[HeadKind, ...] = ("markov", "gated", "rnn", "domino")
 
 TILE_ROWS = 16
 PAIR_ROWS = 32
@@ -530,6 +526,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("race", (SERVICE_WARPS if plan.scored else 1) * plan.race_words * 4, 16),
         ("state_weight", 2 * plan.block_products * max(1, plan.state), 16),
         ("state", 2 * plan.states * max(1, plan.state), 16),
+        ("products", 4 * max(1, plan.product_rows) * (columns if plan.state else 1), 16),
         ("weights_landed", 8, 8),
         ("latents_ready", 8 * plan.latent_slots, 8),
         ("candidates_ready", 8 * slots, 8),

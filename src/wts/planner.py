@@ -12,15 +12,8 @@ from typing import TYPE_CHECKING
 
 from wts.device import GpuSpec, gpu_spec
 from wts.errors import PlanError
-from wts.numbers import NUMBER_TYPES, RANKS, NumberType
-from wts.plan import (
-    FRAGMENT_BYTES,
-    PAIR_ROWS,
-    TILES_JUDGED,
-    HeadKind,
-    Instruction,
-    ResidencyPlan,
-)
+from wts.numbers import HEAD_KINDS, NUMBER_TYPES, RANKS, HeadKind, NumberType
+from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, TILES_JUDGED, Instruction, ResidencyPlan
 
 if TYPE_CHECKING:
     from wts.heads import Head
@@ -33,7 +26,9 @@ __all__ = [
     "with_lone_warps",
 ]
 
+LEAST_SWEEP_REGISTERS = 184
 MAX_BATCH = 64
+MAX_STATE = 1 << 14
 MAX_STEPS = 32
 MAX_VOCAB = 1 << 20
 MAX_TABLE_ROWS = (1 << 31) - 1  # a row number is an int of the kernel
@@ -98,6 +93,43 @@ _CHOICES = {
         Choice("mma", 4, 37, 4, 4, (224, 56)),
         Choice("mma", 2, 37, 4, 8, (224, 56)),
         Choice("mma", 1, 40, 4, 5, (224, 56)),
+    ),
+    # So does making latents, and a state's more so.
+    "greedy, gated": (
+        Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
+        Choice("mma", 4, 38, 4, 5, (224, 56)),
+        Choice("mma", 2, 42, 4, 5, (224, 56)),
+        Choice("mma", 1, 42, 6, 5, (224, 56)),
+    ),
+    "greedy, rnn": (
+        Choice("wgmma", 8, 31, 0, 4, (200, 104), 2),
+        Choice("mma", 4, 34, 4, 5, (208, 88)),
+        Choice("mma", 2, 36, 4, 5, (208, 88)),
+        Choice("mma", 1, 36, 6, 5, (208, 88)),
+    ),
+    "sampled, rnn": (
+        Choice("wgmma", 8, 20, 0, 2, (192, 120)),
+        Choice("mma", 4, 26, 4, 5, (200, 104)),
+        Choice("mma", 2, 28, 4, 5, (200, 104)),
+        Choice("mma", 1, 34, 6, 5, (200, 104)),
+    ),
+    "greedy, gated, streaming": (
+        Choice("wgmma", 8, 38, 0, 4, (224, 56), 2),
+        Choice("mma", 4, 37, 4, 4, (224, 56)),
+        Choice("mma", 2, 37, 4, 8, (224, 56)),
+        Choice("mma", 1, 40, 4, 5, (224, 56)),
+    ),
+    "greedy, rnn, streaming": (
+        Choice("wgmma", 8, 28, 0, 4, (200, 104), 2),
+        Choice("mma", 4, 32, 4, 4, (208, 88)),
+        Choice("mma", 2, 32, 4, 8, (208, 88)),
+        Choice("mma", 1, 34, 4, 5, (208, 88)),
+    ),
+    "sampled, rnn, streaming": (
+        Choice("wgmma", 8, 16, 0, 2, (192, 120)),
+        Choice("mma", 4, 22, 4, 5, (200, 104)),
+        Choice("mma", 2, 22, 4, 8, (200, 104)),
+        Choice("mma", 1, 32, 4, 5, (200, 104)),
     ),
     # Where fragments are streamed, the compiler needs more room not to spill.
     "greedy, streaming": (
@@ -179,6 +211,12 @@ def plan_residency(
             found=shape.rank,
             fix="pad the head's rank",
         )
+    if shape.kind not in HEAD_KINDS:
+        raise PlanError(f"kind: wanted one of {', '.join(HEAD_KINDS)}, found {shape.kind!r}")
+    if shape.kind in ("rnn", "domino"):
+        _check_range("state", shape.state, 1, MAX_STATE)
+    elif shape.state != 0:
+        raise PlanError(f"state: wanted 0 for a {shape.kind} head, found {shape.state!r}")
     for name, value in (("base_type", base_type), ("table_type", shape.table_type)):
         if value not in NUMBER_TYPES:
             raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
@@ -197,12 +235,15 @@ def plan_residency(
 
 def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choice]:
     """Choices for a plan, the best first: those for its kind before the general ones."""
-    kind = "sampled" if plan.sampled else "greedy"
+    how = "sampled" if plan.sampled else "greedy"
     groups = {1: "one group", 2: "two groups"}.get(-(-plan.batch // widest), "groups")
     special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
     end = ", streaming" if streaming else ""
-    general = reversed(_CHOICES[kind + end])
-    every = [*_CHOICES.get(f"{kind}, {special}{end}", ()), *general]
+    every = [
+        *_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
+        *_CHOICES.get(f"{how}, {special}{end}", ()),
+        *reversed(_CHOICES[how + end]),
+    ]
     return [choice for choice in every if choice.columns <= widest]
 
 
@@ -304,6 +345,9 @@ def _arrange(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
 def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
     """The same rows with four fragments fewer in registers, for a compiler that spilled.
 
+    Half of what is gained is left to the sweeping warps, half goes to the service warps: either may
+    have spilled.
+
     Raises:
         PlanError: too few are left to take away.
     """
@@ -314,7 +358,13 @@ def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
         )
     # Fewer loads ahead and more sums at once are what else was seen to help where tiles are many.
     live = plan.accumulators if plan.warpgroups else 5
-    fewer = replace(plan, queue_depth=min(plan.queue_depth, 2))
+    shift = 8 if plan.sweep_registers > LEAST_SWEEP_REGISTERS else 0
+    fewer = replace(
+        plan,
+        queue_depth=min(plan.queue_depth, 2),
+        sweep_registers=plan.sweep_registers - shift,
+        service_registers=plan.service_registers + 2 * shift,
+    )
     fewer = _place(fewer, plan.register_fragments - 4, live)
     if fewer.shared_bytes > fewer.shared_limit:
         raise PlanError(

@@ -18,6 +18,7 @@ from wts.checkpoint import Checkpoint, D2tReading
 from wts.draws import Draw
 from wts.errors import InputError
 from wts.heads import HeadState
+from wts.numbers import HeadKind
 from wts.weights import (
     BF16_ONLY,
     W1,
@@ -80,7 +81,7 @@ class GatedHead(VocabularyParts):
         SGLang 0.5.23, sglang/srt/models/dspark.py.
     """
 
-    kind: ClassVar[str] = "gated"
+    kind: ClassVar[HeadKind] = "gated"
 
     gate_weight: torch.Tensor
     gate_bias: torch.Tensor
@@ -243,7 +244,7 @@ class RnnHead(VocabularyParts):
         SGLang 0.5.23, sglang/srt/models/dspark.py.
     """
 
-    kind: ClassVar[str] = "rnn"
+    kind: ClassVar[HeadKind] = "rnn"
 
     joint_weight: torch.Tensor
     joint_bias: torch.Tensor

@@ -11,8 +11,9 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 
-from wts.cells import AnyHead
+from wts.cells import AnyHead, RnnCell
 from wts.compile import KERNEL_NAME, WalkArgs, compile_fitting
+from wts.domino import DominoHead
 from wts.emulator import Emulator
 from wts.errors import (
     CompileError,
@@ -57,16 +58,17 @@ class Walker:
     """Runs walks of one head under one plan.
 
     Everything slow happens here: packing, compiling, allocating. A call of a device Walker
-    launches one kernel on the caller's current stream; it allocates only the token tensor (or
-    nothing, with `out`), never synchronises, and can be captured in a CUDA graph.
+    launches one kernel on the caller's current stream, after one matrix product where the head
+    reads hidden states; it allocates only the token tensor (or nothing, with `out`), never
+    synchronises, and can be captured in a CUDA graph.
 
     On every backend weights are taken at construction and by `refresh`, packed or (by the
     reference) copied: after changing them in place call `refresh`. One Walker is for one stream
     at a time; two streams need two Walkers.
 
     Args:
-        head: the head; gated, RNN and Domino heads are walked by the emulator and the reference,
-            not yet by the device.
+        head: the head; a Domino head is walked by the emulator and the reference, not yet by the
+            device.
         plan: a plan made for its shape (and, on the device, for this GPU).
         backend: "device"; "emulator" (CPU, the device's numbers bit for bit); "reference" (the
             formula of the unquantised head); "auto": the device, or an error that says why not.
@@ -187,6 +189,7 @@ class Walker:
                 base_logits,
                 anchor,
                 out,
+                hidden=hidden,
                 temperatures=temperatures,
                 noise=noise,
                 logits_out=logits_out,
@@ -442,12 +445,12 @@ def _check_tensor(name: str, value: object) -> None:
         )
 
 
-def _device_head(head: AnyHead) -> MarkovHead:
+def _device_head(head: AnyHead) -> AnyHead:
     """The head, if the device can walk it."""
-    if not isinstance(head, MarkovHead):
+    if isinstance(head, DominoHead):
         raise DeviceError.mismatch(
             "backend",
-            wanted="a MarkovHead for the device",
+            wanted="a MarkovHead, GatedHead or RnnHead for the device",
             found=f"a {type(head).__name__}, which it cannot walk yet",
             fix="pass backend='emulator' or backend='reference'",
         )
@@ -495,11 +498,12 @@ def _check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
         )
     mapped = head.draft_to_target is not None
     step_dtype = torch.promote_types(DTYPE_OF[plan.base_type], head.table.dtype)
-    wanted = (head.vocab, head.rank, head.table_rows, mapped, step_dtype)
-    found = (plan.vocab, plan.rank, plan.table_rows, plan.mapped, DTYPE_OF[plan.step_type])
+    wanted = (head.kind, head.vocab, head.rank, head.table_rows, mapped, step_dtype)
+    planned = (plan.kind, plan.vocab, plan.rank, plan.table_rows, plan.mapped)
+    found = (*planned, DTYPE_OF[plan.step_type])
     if wanted != found:
         raise PlanError(
-            f"plan: wanted one for (vocab, rank, table rows, mapped, dtype of a step) = {wanted}, "
+            f"plan: wanted one for (kind, vocab, rank, table rows, mapped, dtype) = {wanted}, "
             f"found {found}; make it with plan_residency(head, ...)"
         )
 
@@ -540,7 +544,7 @@ class _DeviceWalk:
 
     def __init__(
         self,
-        head: MarkovHead,
+        head: AnyHead,
         plan: ResidencyPlan,
         device: torch.device,
         timeout_ms: int,
@@ -563,6 +567,16 @@ class _DeviceWalk:
             self.packed: PackedHead = pack_head(head, plan, device)
             self.slots = torch.zeros(
                 plan.workspace_words * plan.word_bytes, dtype=torch.uint8, device=device
+            )
+            self.state_slots = torch.zeros(plan.state_words, dtype=torch.int64, device=device)
+            self.part = torch.empty(
+                plan.batch * plan.steps, plan.part, dtype=torch.float32, device=device
+            )
+            self._hidden = torch.empty(
+                plan.batch * plan.steps,
+                head.hidden_size or 0,
+                dtype=torch.bfloat16,
+                device=device,
             )
             self._cleared = torch.tensor(_CLEARED, dtype=torch.int32, device=device)
             self.status = torch.zeros(_STATUS_WORDS, dtype=torch.int32, device=device)
@@ -612,6 +626,7 @@ class _DeviceWalk:
     @property
     def memory_bytes(self) -> int:
         workspace = [self.slots, self.status, self._cleared]
+        workspace += [self.state_slots, self.part, self._hidden]
         return self.packed.memory_bytes + sum(t.numel() * t.element_size() for t in workspace)
 
     def launch(
@@ -620,6 +635,7 @@ class _DeviceWalk:
         anchor: torch.Tensor,
         tokens: torch.Tensor,
         *,
+        hidden: torch.Tensor | None = None,
         temperatures: torch.Tensor | None = None,
         noise: Noise | None = None,
         logits_out: torch.Tensor | None = None,
@@ -630,6 +646,9 @@ class _DeviceWalk:
 
         packed = self.packed
         mapping = packed.draft_to_target
+        if hidden is not None:
+            self._prepare_part(hidden)
+        state_weight = packed.cell.state_weight if isinstance(packed.cell, RnnCell) else None
         args = WalkArgs(
             tiles=packed.tiles.data_ptr(),
             row_scale=packed.row_scale.data_ptr(),
@@ -647,6 +666,9 @@ class _DeviceWalk:
             logits_out=None if logits_out is None else logits_out.data_ptr(),
             logits_request_stride=0 if logits_out is None else logits_out.stride(0),
             logits_step_stride=0 if logits_out is None else logits_out.stride(1),
+            hidden_part=None if hidden is None else self.part.data_ptr(),
+            state_weight=None if state_weight is None else state_weight.data_ptr(),
+            state_slots=self.state_slots.data_ptr(),
             slots=self.slots.data_ptr(),
             status=self.status.data_ptr(),
             trace=None if trace is None else trace.data_ptr(),
@@ -672,6 +694,24 @@ class _DeviceWalk:
                 f"launching a walk of {self.plan.num_blocks} co-resident blocks",
             )
 
+    def _prepare_part(self, hidden: torch.Tensor) -> None:
+        """What hidden states [B, K, H] add to the steps, as far as no token is needed.
+
+        One matrix product into memory of this object: bf16 factors, sums in fp32 in the library's
+        order. The emulator takes the result as it is.
+        """
+        assert self.packed.cell is not None
+        batch, steps, size = hidden.shape
+        rows, part = self._hidden[: batch * steps], self.part[: batch * steps]
+        if hidden.is_contiguous():
+            rows = hidden.view(batch * steps, size)
+        else:
+            rows.view(batch, steps, size).copy_(hidden)
+        weight = self.packed.cell.hidden_weight
+        torch.mm(rows, weight.T, out_dtype=torch.float32, out=part)
+        if self.packed.cell.hidden_bias is not None:
+            part.add_(self.packed.cell.hidden_bias)
+
     @contextmanager
     def _current_context(self) -> Iterator[None]:
         """The context of this GPU: a new thread has none yet, and torch may be on another GPU."""
@@ -696,6 +736,7 @@ class _DeviceWalk:
         if error == 0:
             return
         self.slots.zero_()
+        self.state_slots.zero_()
         self.status[: len(_CLEARED)] = self._cleared
         torch.cuda.synchronize(self.device)
         raise WalkTimeout(

@@ -50,30 +50,41 @@ __device__ __forceinline__ void gated_run(const Byte* row, const float* part, in
   }
 }
 
-// One run of an RNN head: the new state goes where the old one is, in bf16; row: J_e e in fp32; product:
-// J_s state. Of each, gates, candidates and outputs lie RANK apart.
-__device__ __forceinline__ void rnn_run(const Byte* row, const float* part,
-                                        const float (&product)[3][RUN], int first, u16* state,
-                                        float (&latent)[RUN]) {
-  float joint[3][RUN];
+// One run of an RNN head: the new state goes where the old one is, in bf16; row: J_e e in fp32;
+// products: J_s state. Of each, gates, candidates and outputs lie RANK apart.
+__device__ __forceinline__ void rnn_run(const Byte* row, const float* part, const float* products,
+                                        int first, u16* state, float (&latent)[RUN]) {
+  u32 joint[3][RUN / 2];  // two in a word: registers are few
 #pragma unroll
   for (int kind = 0; kind < 3; ++kind) {
-    float before[RUN], after[RUN];
-    load_run(before, part + kind * plan::RANK + first);
-    load_run(after, reinterpret_cast<const float*>(row) + kind * plan::RANK + first);
+    const int start = kind * plan::RANK + first;
 #pragma unroll
-    for (int i = 0; i < RUN; ++i)
-      joint[kind][i] = rounded(__fadd_rn(__fadd_rn(before[i], product[kind][i]), after[i]));
+    for (int half = 0; half < 2; ++half) {
+      u32 before[4], after[4];
+      load_global_16(before, part + start + 4 * half);
+      load_global_16(after, reinterpret_cast<const float*>(row) + start + 4 * half);
+      float sum[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i)
+        sum[i] = __fadd_rn(__fadd_rn(__uint_as_float(before[i]), products[start + 4 * half + i]),
+                           __uint_as_float(after[i]));
+      joint[kind][2 * half] = round_bf16x2(sum[0], sum[1]);
+      joint[kind][2 * half + 1] = round_bf16x2(sum[2], sum[3]);
+    }
   }
+  const auto number = [&](int kind, int i) {
+    const u32 pair = joint[kind][i / 2];
+    return __uint_as_float(i & 1 ? pair & 0xffff0000u : pair << 16);
+  };
 #pragma unroll
   for (int i = 0; i < RUN; ++i) {
-    const float gate = rounded(sigmoid(joint[0][i])), candidate = rounded(tanh_of(joint[1][i]));
+    const float gate = rounded(sigmoid(number(0, i))), candidate = rounded(tanh_of(number(1, i)));
     const float old = __uint_as_float(static_cast<u32>(state[first + i]) << 16);
     const float kept = rounded(__fmul_rn(gate, old));
     const float taken = rounded(__fmul_rn(rounded(__fadd_rn(1.0f, -gate)), candidate));
     state[first + i] =
         static_cast<u16>(__float_as_uint(rounded(__fadd_rn(kept, taken))) >> 16);
-    latent[i] = rounded(tanh_of(joint[2][i]));
+    latent[i] = rounded(tanh_of(number(2, i)));
   }
 }
 

@@ -44,6 +44,9 @@ struct Shared {
   // each request, in bf16.
   alignas(16) unsigned short state_weight[plan::BLOCK_PRODUCTS][plan::STATE];
   alignas(16) unsigned short state[plan::STATES][plan::STATE];
+  // Products of all blocks with the states of one round.
+  alignas(16) float products[plan::PRODUCT_ROWS > 0 ? plan::COLUMNS : 1]
+                            [plan::PRODUCT_ROWS > 0 ? plan::PRODUCT_ROWS : 1];
   // Events, one phase a use of the slot.
   alignas(8) Barrier weights_landed;
   Barrier latents_ready[plan::LATENT_SLOTS];

@@ -267,35 +267,56 @@ struct ServiceWarp {
     }
   }
 
-  // A lane's eight products of each kind; lanes that want none wait with the others.
-  __device__ __forceinline__ void gather_products(int round, int column, int start, bool wanted,
-                                                  float (&product)[3][RUN]) const {
+  // Puts all blocks' products with a request's state where the round that needs them finds them.
+  __device__ __forceinline__ void gather_products(int round, int column) const {
     const int step = round_step(round);
-    const u64* slots = product_slots(step, request(round_group(round), column)) + start;
+    const u64* slots = product_slots(step, request(round_group(round), column));
     const u32 tag = sequence_of(step);
-    for (u32 poll = 1;; ++poll) {
-      int missing = plan::PRODUCT_ROWS;
+    constexpr int AT_ONCE = 8;  // words of a lane
+#pragma unroll 1
+    for (int first = lane_index(); first - lane_index() < plan::PRODUCT_ROWS;
+         first += 32 * AT_ONCE) {
+      for (u32 poll = 1;; ++poll) {
+        u64 words[AT_ONCE];
+        int missing = plan::PRODUCT_ROWS;
 #pragma unroll
-      for (int kind = 0; kind < 3; ++kind)
-#pragma unroll
-        for (int i = 0; i < RUN; ++i) {
-          const u64 word = wanted ? load_relaxed(slots + kind * plan::RANK + i) : tag;
-          product[kind][i] = __uint_as_float(static_cast<u32>(word >> 32));
-          if (static_cast<u32>(word) != tag) missing = min(missing, start + kind * plan::RANK + i);
+        for (int i = 0; i < AT_ONCE; ++i) {
+          const int row = first + 32 * i;
+          words[i] = row < plan::PRODUCT_ROWS ? load_relaxed(slots + row) : tag;
         }
-      if (!__any_sync(0xffffffffu, missing < plan::PRODUCT_ROWS)) break;
-      if ((poll & 15u) == 0 && __any_sync(0xffffffffu, abandoned())) break;
-      if ((poll & 255u) == 0 && out_of_time(poll)) {
-        const u32 nearest = warp_max_unsigned(static_cast<u32>(plan::PRODUCT_ROWS - missing));
-        const int row = plan::PRODUCT_ROWS - static_cast<int>(nearest);
-        report_timeout(args.status, &shared.abandoned, row / plan::BLOCK_PRODUCTS, step);
+#pragma unroll
+        for (int i = AT_ONCE - 1; i >= 0; --i) {
+          const int row = first + 32 * i;
+          if (static_cast<u32>(words[i]) != tag) missing = row;
+          if (row < plan::PRODUCT_ROWS)
+            shared.products[column][row] = __uint_as_float(static_cast<u32>(words[i] >> 32));
+        }
+        if (!__any_sync(0xffffffffu, missing < plan::PRODUCT_ROWS)) break;
+        if ((poll & 15u) == 0 && __any_sync(0xffffffffu, abandoned())) break;
+        if ((poll & 255u) == 0 && out_of_time(poll)) {
+          const u32 nearest = warp_max_unsigned(static_cast<u32>(plan::PRODUCT_ROWS - missing));
+          const int row = plan::PRODUCT_ROWS - static_cast<int>(nearest);
+          report_timeout(args.status, &shared.abandoned, row / plan::BLOCK_PRODUCTS, step);
+        }
       }
+    }
+    __syncwarp();
+  }
+
+  // The same for all columns of this warp. One group has time for it while it is swept; of several
+  // groups each gathers when it makes its latents.
+  static constexpr bool GATHERS_AHEAD = HEAD == Head::RNN && plan::GROUPS == 1;
+  __device__ __forceinline__ void gather_ahead(int round) const {
+    if constexpr (GATHERS_AHEAD) {
+      if (round_step(round) >= args.num_steps) return;
+#pragma unroll 1
+      for (int served = 0; served < SERVED; ++served) gather_products(round, column(served));
     }
   }
 
   // Before the first step a state is zeros.
   __device__ __forceinline__ void begin_states() const {
-    if constexpr (plan::STATES > 1 || HEAD == Head::RNN) {
+    if constexpr (HEAD == Head::RNN) {
       barrier_wait(&shared.state_landed, 0);
 #pragma unroll 1
       for (int use = 0; use < plan::GROUPS * SERVED; ++use) {
@@ -313,6 +334,8 @@ struct ServiceWarp {
     const int lane = lane_index(), slot = latent_slot(round);
     const Byte* row = table_row(token);
     const float* part = hidden_part(round, column);
+    if constexpr (HEAD == Head::RNN)
+      if (!GATHERS_AHEAD || round_step(round) == 0) gather_products(round, column);
     float latent[RUNS][RUN];
 #pragma unroll
     for (int run = 0; run < RUNS; ++run) {
@@ -321,11 +344,9 @@ struct ServiceWarp {
       if constexpr (HEAD == Head::GATED)
         if (run_exists(run, lane)) gated_run(row, part, run_start(run, lane), latent[run]);
       if constexpr (HEAD == Head::RNN) {
-        float product[3][RUN];
-        gather_products(round, column, run_start(run, lane), run_exists(run, lane), product);
         u16* state = shared.state[request(round_group(round), column)];
         if (run_exists(run, lane))
-          rnn_run(row, part, product, run_start(run, lane), state, latent[run]);
+          rnn_run(row, part, shared.products[column], run_start(run, lane), state, latent[run]);
       }
     }
     __syncwarp();
@@ -679,6 +700,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
     if (plan::EXCHANGE_LAG == 0 || round < rounds) {
       if (FIRST) stage(round + AHEAD);
+      self.gather_ahead(round + plan::GROUPS);
       self.publish(round);
       if (!FIRST) stage(round + AHEAD);
     }
