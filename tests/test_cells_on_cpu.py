@@ -15,6 +15,7 @@ import torch
 from simulator import Simulator, step_dtype
 from wts.cells import RecurrentHead
 from wts.device import gpu_spec
+from wts.domino import DominoHead
 from wts.noise import Noise
 from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
@@ -23,11 +24,13 @@ from wts.walk import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
-HEADS = [GatedHead, RnnHead]
+HEADS = [GatedHead, RnnHead, DominoHead]
 HIDDEN = 40
 
 
 def head_of(kind: Any, vocab: int, rank: int, **others: Any) -> RecurrentHead:
+    if kind is DominoHead:
+        others["state_size"] = 96
     head: RecurrentHead = kind.random(
         vocab=vocab, rank=rank, hidden_size=HIDDEN, seed=vocab, **others
     )

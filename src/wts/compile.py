@@ -36,6 +36,7 @@ KERNEL_NAME = "wts_walk"
 _SOURCES = (
     "walk.cu",
     "service.cuh",
+    "latents.cuh",
     "cells.cuh",
     "activations.cuh",
     "sweep.cuh",
@@ -79,6 +80,7 @@ class WalkArgs(ctypes.Structure):
         ("logits_step_stride", ctypes.c_int64),
         ("slots", ctypes.c_void_p),
         ("state_weight", ctypes.c_void_p),
+        ("projector_weight", ctypes.c_void_p),
         ("state_slots", ctypes.c_void_p),
         ("status", ctypes.c_void_p),
         ("trace", ctypes.c_void_p),

@@ -171,6 +171,16 @@ class ResidencyPlan:
         return max(1, -(-self.product_rows // self.num_blocks))
 
     @property
+    def projector_rows(self) -> int:
+        """Rows of a second matrix, with which a Domino head's latents are made of its state."""
+        return self.rank if self.kind == "domino" else 0
+
+    @property
+    def block_projections(self) -> int:
+        """Of these, a block's; the kernel's array has one where there is none."""
+        return max(1, -(-self.projector_rows // self.num_blocks))
+
+    @property
     def states(self) -> int:
         """Requests whose state is kept; the kernel's array has one where there is none."""
         return self.groups * self.columns if self.state else 1
@@ -178,7 +188,7 @@ class ResidencyPlan:
     @property
     def state_words(self) -> int:
         """64-bit words in which blocks exchange products with states: of two steps."""
-        return 2 * self.states * self.product_rows
+        return 2 * self.states * (self.product_rows + self.projector_rows)
 
     @property
     def warpgroups(self) -> bool:
@@ -414,6 +424,11 @@ class ResidencyPlan:
             "STATES": self.states,
             "PRODUCT_ROWS": self.product_rows,
             "BLOCK_PRODUCTS": self.block_products,
+            "PROJECTOR_ROWS": self.projector_rows,
+            "BLOCK_PROJECTIONS": self.block_projections,
+            "STATE_COLUMNS": self.columns if self.state else 1,
+            "PRODUCT_STORAGE": max(1, self.product_rows),
+            "PROJECTOR_STORAGE": max(1, self.projector_rows),
             "VOCAB": self.vocab,
             "RANK": self.rank,
             "TABLE_ROWS": self.table_rows,
@@ -507,7 +522,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
     Mirrors `struct Shared` of csrc/layout.cuh, which asserts the same total.
     """
     groups, columns, slots = plan.groups, plan.columns, plan.base_slots
-    places = _ring_places(plan)
+    places, stateful = _ring_places(plan), columns if plan.state else 1
     members = [
         ("fragments", max(1, plan.sweep_warps * plan.shared_fragments) * FRAGMENT_BYTES, 128),
         ("ring", places * (plan.ring_unit_bytes if plan.ring_units else 1), 128),
@@ -525,8 +540,10 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("candidate_logit", slots * columns * (plan.candidates if plan.sampled else 1) * 4, 16),
         ("race", (SERVICE_WARPS if plan.scored else 1) * plan.race_words * 4, 16),
         ("state_weight", 2 * plan.block_products * max(1, plan.state), 16),
+        ("projector_weight", 2 * plan.block_projections * max(1, plan.state), 16),
         ("state", 2 * plan.states * max(1, plan.state), 16),
-        ("products", 4 * max(1, plan.product_rows) * (columns if plan.state else 1), 16),
+        ("products", 4 * max(1, plan.product_rows) * stateful, 16),
+        ("projections", 4 * max(1, plan.projector_rows) * stateful, 16),
         ("weights_landed", 8, 8),
         ("latents_ready", 8 * plan.latent_slots, 8),
         ("candidates_ready", 8 * slots, 8),

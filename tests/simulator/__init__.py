@@ -103,6 +103,7 @@ class Simulator:
             "table": self.packed.table,
             "hidden_part": self.packed.hidden_part(hidden),
             "state_weight": getattr(self.packed.cell, "state_weight", None),
+            "projector_weight": getattr(self.packed.cell, "projector_weight", None),
             "state_slots": self.state_slots,
             "draft_to_target": self.packed.draft_to_target,
             "base": base,

@@ -9,6 +9,7 @@ namespace wts {
 
 enum class Head { MARKOV, GATED, RNN, DOMINO };
 constexpr Head HEAD = static_cast<Head>(plan::HEAD);
+constexpr bool STATEFUL = HEAD == Head::RNN || HEAD == Head::DOMINO;
 
 constexpr int RUN = 8;
 constexpr int RUNS = (plan::RANK / RUN + 31) / 32;
@@ -86,6 +87,39 @@ __device__ __forceinline__ void rnn_run(const Byte* row, const float* part, cons
         static_cast<u16>(__float_as_uint(rounded(__fadd_rn(kept, taken))) >> 16);
     latent[i] = rounded(tanh_of(number(2, i)));
   }
+}
+
+// A Domino head takes in a token: the GRU of one request, in place; row: R(W_ih e) in bf16, products:
+// W_hh h. Of each, resets, updates and candidates lie STATE apart.
+__device__ __forceinline__ void take_in_token(const Byte* row, const float* products, u16* state,
+                                              int lane) {
+  const u16* inputs = reinterpret_cast<const u16*>(row);
+  const auto wide = [](u32 bits) { return __uint_as_float(bits << 16); };
+#pragma unroll 2
+  for (int i = lane; i < plan::STATE; i += 32) {
+    float input[3], product[3];
+#pragma unroll
+    for (int kind = 0; kind < 3; ++kind) {
+      input[kind] = wide(load_global_2(inputs + kind * plan::STATE + i));
+      product[kind] = rounded(products[kind * plan::STATE + i]);
+    }
+    const float reset = sigmoid(__fadd_rn(input[0], product[0]));
+    const float update = sigmoid(__fadd_rn(input[1], product[1]));
+    const float fresh = tanh_of(__fadd_rn(input[2], __fmul_rn(reset, product[2])));
+    const float old = wide(state[i]);
+    const float next = __fadd_rn(fresh, __fmul_rn(update, __fadd_rn(old, -fresh)));
+    state[i] = static_cast<u16>(__float_as_uint(rounded(next)) >> 16);
+  }
+}
+
+// R(SiLU(R(part + P_h h))) of one run; projections: P_h h.
+__device__ __forceinline__ void projected_run(const float* part, const float* projections,
+                                              int first, float (&latent)[RUN]) {
+  float before[RUN];
+  load_run(before, part + first);
+#pragma unroll
+  for (int i = 0; i < RUN; ++i)
+    latent[i] = rounded(silu(rounded(__fadd_rn(before[i], projections[first + i]))));
 }
 
 // ---- the product with the state ----------------------------------------------------------------

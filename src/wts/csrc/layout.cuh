@@ -40,13 +40,13 @@ struct Shared {
                                    [plan::SAMPLED ? plan::CANDIDATES : 1];
   // By service warp: words of a race too close for approximate scores.
   alignas(16) unsigned int race[plan::SCORED ? plan::SERVICE_WARPS : 1][plan::RACE_WORDS];
-  // Of heads with a state: this block's rows of the matrix that it is multiplied with, and the state of
-  // each request, in bf16.
+  // Of heads with a state: this block's rows of the matrices that it is multiplied with, in bf16, the
+  // state of each request, and all blocks' products with those of a round.
   alignas(16) unsigned short state_weight[plan::BLOCK_PRODUCTS][plan::STATE];
+  alignas(16) unsigned short projector_weight[plan::BLOCK_PROJECTIONS][plan::STATE];
   alignas(16) unsigned short state[plan::STATES][plan::STATE];
-  // Products of all blocks with the states of one round.
-  alignas(16) float products[plan::PRODUCT_ROWS > 0 ? plan::COLUMNS : 1]
-                            [plan::PRODUCT_ROWS > 0 ? plan::PRODUCT_ROWS : 1];
+  alignas(16) float products[plan::STATE_COLUMNS][plan::PRODUCT_STORAGE];
+  alignas(16) float projections[plan::STATE_COLUMNS][plan::PROJECTOR_STORAGE];
   // Events, one phase a use of the slot.
   alignas(8) Barrier weights_landed;
   Barrier latents_ready[plan::LATENT_SLOTS];

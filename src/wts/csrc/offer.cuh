@@ -280,6 +280,8 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
     bases[i] = load_base_pair(lines.base[judged.block(i)] + row * BASE_BYTES);
   }
   __syncwarp();  // these loads together, not each before its use
+  // The first token of a Domino head is decided by the base logits alone.
+  const bool plain = plan::PROJECTOR_ROWS > 0 && round_step(round) == 0;
   float logits[COUNT][2];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
@@ -289,6 +291,10 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
     const float latent_scale = latent_scales[i % BLOCKS];
     logits[i][0] = step_sum(sum[0], sum[1], __fmul_rn(scales[i].x, latent_scale), bases[i].x);
     logits[i][1] = step_sum(sum[2], sum[3], __fmul_rn(scales[i].y, latent_scale), bases[i].y);
+    if (plain) {
+      logits[i][0] = bases[i].x;
+      logits[i][1] = bases[i].y;
+    }
     if constexpr (!plan::WIDE) {
       offers.best[judged.block(i)].offer_pair(round_bf16x2(logits[i][0], logits[i][1]),
                                               rows.row(judged.accumulator(i)),

@@ -21,8 +21,9 @@ struct WalkArgs {
   Byte* logits_out;            // [B, K, V] in the step's type, or null
   long long logits_request_stride, logits_step_stride;  // in elements
   ExchangeWord* slots;
-  const Byte* state_weight;  // [PRODUCT_ROWS, STATE] in bf16, of a head with a state
-  u64* state_slots;          // [2, GROUPS * COLUMNS, PRODUCT_ROWS]
+  const Byte* state_weight;      // [PRODUCT_ROWS, STATE] in bf16, of a head with a state
+  const Byte* projector_weight;  // [PROJECTOR_ROWS, STATE] in bf16, of a Domino head
+  u64* state_slots;              // [2, GROUPS * COLUMNS, PRODUCT_ROWS], then the projector's
   Status* status;
   u64* trace;
   int num_requests, num_steps;

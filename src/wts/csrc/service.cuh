@@ -1,7 +1,7 @@
 // The service warps: each serves the same columns of every group. It stages base logits, publishes
 // the block's best row, waits for the others', and fetches the next latent.
 #pragma once
-#include "cells.cuh"
+#include "latents.cuh"
 #include "sweep.cuh"
 
 namespace wts {
@@ -10,44 +10,13 @@ constexpr int NEGATIVE_INFINITY_BITS = BASE_TYPE == Number::FP32   ? 0xff800000
                                        : BASE_TYPE == Number::BF16 ? 0xff80
                                                                    : 0xfc00;
 
-// A block did not publish in time: say who and when, and let the walk run out without waiting.
-__device__ __noinline__ void report_timeout(Status* status, int* abandoned, int missing, int step) {
-  if (lane_index() == 0) {
-    if (atomicCAS(&status->error, 0u, static_cast<u32>(missing) + 1u) == 0u) {
-      status->error_block = blockIdx.x;
-      status->error_step = static_cast<u32>(step);
-    }
-    *reinterpret_cast<volatile int*>(abandoned) = 1;
-  }
-  __syncwarp();
-}
-
-constexpr int SERVED = (plan::COLUMNS + plan::SERVICE_WARPS - 1) / plan::SERVICE_WARPS;
-constexpr int SERVING_WARPS = plan::COLUMNS / SERVED;  // the others have nothing to do
-static_assert(SERVED * SERVING_WARPS == plan::COLUMNS, "columns are shared out evenly");
-// Columns whose words a service warp holds at once.
-constexpr int TOGETHER = plan::SERVED_TOGETHER;
-
 // Stands for a word that cannot have won: its step logit would be a NaN no arithmetic makes.
 constexpr u32 NO_CONTENDER = 0xffffffffu;
 
 // Tokens kept for their latents to be fetched later; one where they are fetched at once.
 constexpr int LATER = plan::LATER_TOKENS;
 
-struct ServiceWarp {
-  const WalkArgs& args;
-  Shared& shared;
-
-  // Few registers: what is cheap to work out again is not kept.
-  __device__ __forceinline__ int service() const { return warp_index() - plan::SWEEP_WARPS; }
-  __device__ __forceinline__ int column(int served) const { return service() * SERVED + served; }
-  __device__ __forceinline__ int request(int group, int column) const {
-    return group * plan::COLUMNS + column;
-  }
-  // The exchange of a step: one after the other since the workspace was cleared.
-  __device__ __forceinline__ u32 sequence_of(int step) const {
-    return *reinterpret_cast<volatile u32*>(&shared.sequence) + static_cast<u32>(step);
-  }
+struct ServiceWarp : LatentWarp {
   // Rows of the shard inside the vocabulary.
   __device__ __forceinline__ int rows_here() const {
     return min(plan::ROWS, max(0, plan::VOCAB - static_cast<int>(blockIdx.x) * plan::ROWS));
@@ -199,204 +168,6 @@ struct ServiceWarp {
   __device__ __forceinline__ int target_of(int token) const {
     if constexpr (plan::MAPPED) return __ldg(args.draft_to_target + token);
     return token;
-  }
-
-  __device__ __forceinline__ const Byte* table_row(int token) const {
-    return args.table + static_cast<long long>(token) * plan::TABLE_ROW_BYTES;
-  }
-
-  // Where a 16-byte piece of a latent goes: piece 2 s + h of a plane is half h of slab s.
-  __device__ __forceinline__ u32 latent_place(int slot, int column, int piece) const {
-    const u32 latents = shared_address(shared.latent[slot]);
-    if constexpr (!plan::WARPGROUPS)
-      return latents + column * plan::LATENT_LINE_BYTES + piece * 16;
-    // Core matrices [slab][k half][block][operand column][16 bytes]; columns are two a request.
-    const int slab = piece >> 2, plane = (piece >> 1) & 1, half = piece & 1;
-    return latents + ((slab * 2 + half) * plan::COLUMN_BLOCKS + column / 4) * 128 +
-           (2 * (column % 4) + plane) * 16;
-  }
-
-  // Puts the latents of a round, of some columns, where the sweeping warps read them.
-  template <int COUNT>
-  __device__ __forceinline__ void send_latents(int round, int first_served,
-                                               const int (&token)[COUNT]) const {
-    if constexpr (HEAD == Head::MARKOV) {
-      copy_latents<COUNT>(round, first_served, token);
-    } else {
-#pragma unroll 1
-      for (int i = 0; i < COUNT; ++i) {
-        int chosen = token[0];
-#pragma unroll
-        for (int j = 1; j < COUNT; ++j) chosen = i == j ? token[j] : chosen;
-        make_latent(round, column(first_served + i), chosen);
-      }
-    }
-    if constexpr (plan::WARPGROUPS) fence_async_proxy();  // the tensor cores read these bytes
-  }
-
-  // What the hidden states add to a step's inner sums. An absent request gets another's.
-  __device__ __forceinline__ const float* hidden_part(int round, int column) const {
-    const int request = min(this->request(round_group(round), column), args.num_requests - 1);
-    return args.hidden_part + (static_cast<long long>(request) * args.num_steps +
-                               round_step(round)) * plan::PART;
-  }
-
-  // ---- products with the state ----
-  // Each block multiplies a state with its own rows and publishes the sums, as soon as it has the state:
-  // a step before they are needed, so that they are under way while the step is swept. A word is
-  // a sum and the number of its exchange; slots alternate. A block that publishes for step s + 2 has
-  // seen every block's candidates of step s, and those came after the words for s had been read.
-
-  __device__ __forceinline__ u64* product_slots(int step, int request) const {
-    const int line = static_cast<int>(sequence_of(step) & 1u) * plan::STATES + request;
-    return args.state_slots + static_cast<long long>(line) * plan::PRODUCT_ROWS;
-  }
-
-  // Publishes this block's products with a request's state, for the round that needs them.
-  __device__ __forceinline__ void publish_products(int round, int column) const {
-    const int lane = lane_index(), step = round_step(round);
-    const int request = this->request(round_group(round), column);
-    const int first = static_cast<int>(blockIdx.x) * plan::BLOCK_PRODUCTS;
-    u64* slots = product_slots(step, request);
-#pragma unroll 1
-    for (int i = 0; i < plan::BLOCK_PRODUCTS && first + i < plan::PRODUCT_ROWS; ++i) {
-      const float sum = state_product(shared.state_weight[i], shared.state[request], lane);
-      if (lane == i % 32)
-        store_relaxed(slots + first + i,
-                      static_cast<u64>(__float_as_uint(sum)) << 32 | sequence_of(step));
-    }
-  }
-
-  // Puts all blocks' products with a request's state where the round that needs them finds them.
-  __device__ __forceinline__ void gather_products(int round, int column) const {
-    const int step = round_step(round);
-    const u64* slots = product_slots(step, request(round_group(round), column));
-    const u32 tag = sequence_of(step);
-    constexpr int AT_ONCE = 8;  // words of a lane
-#pragma unroll 1
-    for (int first = lane_index(); first - lane_index() < plan::PRODUCT_ROWS;
-         first += 32 * AT_ONCE) {
-      for (u32 poll = 1;; ++poll) {
-        u64 words[AT_ONCE];
-        int missing = plan::PRODUCT_ROWS;
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-          const int row = first + 32 * i;
-          words[i] = row < plan::PRODUCT_ROWS ? load_relaxed(slots + row) : tag;
-        }
-#pragma unroll
-        for (int i = AT_ONCE - 1; i >= 0; --i) {
-          const int row = first + 32 * i;
-          if (static_cast<u32>(words[i]) != tag) missing = row;
-          if (row < plan::PRODUCT_ROWS)
-            shared.products[column][row] = __uint_as_float(static_cast<u32>(words[i] >> 32));
-        }
-        if (!__any_sync(0xffffffffu, missing < plan::PRODUCT_ROWS)) break;
-        if ((poll & 15u) == 0 && __any_sync(0xffffffffu, abandoned())) break;
-        if ((poll & 255u) == 0 && out_of_time(poll)) {
-          const u32 nearest = warp_max_unsigned(static_cast<u32>(plan::PRODUCT_ROWS - missing));
-          const int row = plan::PRODUCT_ROWS - static_cast<int>(nearest);
-          report_timeout(args.status, &shared.abandoned, row / plan::BLOCK_PRODUCTS, step);
-        }
-      }
-    }
-    __syncwarp();
-  }
-
-  // The same for all columns of this warp. One group has time for it while it is swept; of several
-  // groups each gathers when it makes its latents.
-  static constexpr bool GATHERS_AHEAD = HEAD == Head::RNN && plan::GROUPS == 1;
-  __device__ __forceinline__ void gather_ahead(int round) const {
-    if constexpr (GATHERS_AHEAD) {
-      if (round_step(round) >= args.num_steps) return;
-#pragma unroll 1
-      for (int served = 0; served < SERVED; ++served) gather_products(round, column(served));
-    }
-  }
-
-  // Before the first step a state is zeros.
-  __device__ __forceinline__ void begin_states() const {
-    if constexpr (HEAD == Head::RNN) {
-      barrier_wait(&shared.state_landed, 0);
-#pragma unroll 1
-      for (int use = 0; use < plan::GROUPS * SERVED; ++use) {
-        const int group = use / SERVED, column = this->column(use % SERVED);
-        u16* state = shared.state[request(group, column)];
-        for (int i = lane_index(); i < plan::STATE; i += 32) state[i] = 0;
-        __syncwarp();
-        publish_products(group, column);
-      }
-    }
-  }
-
-  // The latent of a head that reads hidden states.
-  __device__ __forceinline__ void make_latent(int round, int column, int token) const {
-    const int lane = lane_index(), slot = latent_slot(round);
-    const Byte* row = table_row(token);
-    const float* part = hidden_part(round, column);
-    if constexpr (HEAD == Head::RNN)
-      if (!GATHERS_AHEAD || round_step(round) == 0) gather_products(round, column);
-    float latent[RUNS][RUN];
-#pragma unroll
-    for (int run = 0; run < RUNS; ++run) {
-#pragma unroll
-      for (int i = 0; i < RUN; ++i) latent[run][i] = 0.0f;
-      if constexpr (HEAD == Head::GATED)
-        if (run_exists(run, lane)) gated_run(row, part, run_start(run, lane), latent[run]);
-      if constexpr (HEAD == Head::RNN) {
-        u16* state = shared.state[request(round_group(round), column)];
-        if (run_exists(run, lane))
-          rnn_run(row, part, shared.products[column], run_start(run, lane), state, latent[run]);
-      }
-    }
-    __syncwarp();
-    const float scale = latent_scale_of(latent);
-#pragma unroll
-    for (int run = 0; run < RUNS; ++run) {
-      if (!run_exists(run, lane)) continue;
-      u32 high[2], low[2];
-      quantise_run(latent[run], scale, high, low);
-      // A run is half of a 16-byte piece of either plane.
-      const int number = 32 * run + lane, piece = (number >> 2) * 4 + ((number >> 1) & 1);
-      store_shared_8(latent_place(slot, column, piece) + (number & 1) * 8, high);
-      store_shared_8(latent_place(slot, column, piece + 2) + (number & 1) * 8, low);
-    }
-    if (lane == 0) shared.latent_scale[slot][column] = scale;
-    if constexpr (HEAD == Head::RNN)
-      if (round_step(round) + 1 < args.num_steps) publish_products(round + plan::GROUPS, column);
-  }
-
-  // Copies table rows, which hold quantised latents.
-  template <int COUNT>
-  __device__ __forceinline__ void copy_latents(int round, int first_served,
-                                               const int (&token)[COUNT]) const {
-    constexpr int PIECES = (2 * plan::RANK + 511) / 512;
-    u32 piece[COUNT][PIECES][4];
-    u32 scale[COUNT];
-    const int lane = lane_index(), slot = latent_slot(round);
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const Byte* source = table_row(token[i]);
-#pragma unroll
-      for (int j = 0; j < PIECES; ++j)
-        if ((j * 32 + lane) * 16 < 2 * plan::RANK)
-          load_global_16(piece[i][j], source + (j * 32 + lane) * 16);
-      scale[i] = load_global_4(source + 2 * plan::RANK);
-    }
-#pragma unroll
-    for (int i = 0; i < COUNT; ++i) {
-      const int column = this->column(first_served + i);
-#pragma unroll
-      for (int j = 0; j < PIECES; ++j)
-        if ((j * 32 + lane) * 16 < 2 * plan::RANK)
-          store_shared_16(latent_place(slot, column, j * 32 + lane), piece[i][j]);
-      if (lane == 0) shared.latent_scale[slot][column] = __uint_as_float(scale[i]);
-    }
-  }
-
-  // Says that this warp's latents of a round are there.
-  __device__ __forceinline__ void latents_sent(int round) const {
-    warp_arrive(&shared.latents_ready[latent_slot(round)]);
   }
 
   // Where latents are fetched later than their tokens are known: those of a round.
@@ -584,18 +355,6 @@ struct ServiceWarp {
       prefetch_l2(table_row(target_of(min(token, plan::VOCAB - 1))), plan::TABLE_ROW_BYTES);
   }
 
-  __device__ __forceinline__ bool abandoned() const {
-    return *reinterpret_cast<volatile int*>(&shared.abandoned) != 0;
-  }
-
-  // Whether the exchange that began 256 polls or more ago has lasted too long.
-  __device__ __forceinline__ bool out_of_time(u32 poll) const {
-    volatile u64& deadline = shared.deadline[service()];
-    if (poll == 256 && lane_index() == 0) deadline = global_timer() + 1000ull * args.timeout_us;
-    __syncwarp();
-    return __any_sync(0xffffffffu, global_timer() > deadline);
-  }
-
   // Waits for all blocks' words of some columns, settles the tokens and, unless the walk ends, sends
   // their latents. (Fetching the latent of the best word so far while others are missing was slower:
   // measured.md.)
@@ -662,7 +421,7 @@ struct ServiceWarp {
 };
 
 __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& shared) {
-  const ServiceWarp self{args, shared};
+  const ServiceWarp self{{args, shared}};
   const int rounds = args.num_steps * plan::GROUPS;
   // Base logits are asked for AHEAD rounds ahead and, if need be, shifted one round later. One group
   // has time for it while it is swept; several have it while blocks wait for each other.

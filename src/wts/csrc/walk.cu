@@ -65,16 +65,30 @@ __device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared
               OPERAND_BYTES, &shared.weights_landed);
 }
 
-// This block's rows of the matrix that states are multiplied with.
-__device__ __forceinline__ void load_state_weights(const WalkArgs& args, Shared& shared) {
+// This block's rows of a matrix that states are multiplied with: their bytes.
+template <int ROWS, int EACH>
+__device__ __forceinline__ u32 load_state_rows(void* to, const Byte* from, Barrier* landed,
+                                               bool copy) {
   constexpr int ROW_BYTES = plan::STATE * 2;
-  const int first = static_cast<int>(blockIdx.x) * plan::BLOCK_PRODUCTS;
-  const int rows = min(plan::BLOCK_PRODUCTS, max(0, plan::PRODUCT_ROWS - first));
+  const int first = static_cast<int>(blockIdx.x) * EACH;
+  const u32 bytes = min(EACH, max(0, ROWS - first)) * ROW_BYTES;
+  if (copy && bytes > 0)
+    bulk_copy(to, from + static_cast<long long>(first) * ROW_BYTES, bytes, landed);
+  return bytes;
+}
+
+__device__ __forceinline__ void load_state_weights(const WalkArgs& args, Shared& shared) {
   if (lane_index() != 0) return;
-  barrier_arrive_expect(&shared.state_landed, rows * ROW_BYTES);
-  if (rows > 0)
-    bulk_copy(shared.state_weight, args.state_weight + static_cast<long long>(first) * ROW_BYTES,
-              rows * ROW_BYTES, &shared.state_landed);
+  Barrier* landed = &shared.state_landed;
+#pragma unroll
+  for (int turn = 0; turn < 2; ++turn) {  // first all bytes are announced
+    const bool copy = turn == 1;
+    u32 bytes = load_state_rows<plan::PRODUCT_ROWS, plan::BLOCK_PRODUCTS>(
+        shared.state_weight, args.state_weight, landed, copy);
+    bytes += load_state_rows<plan::PROJECTOR_ROWS, plan::BLOCK_PROJECTIONS>(
+        shared.projector_weight, args.projector_weight, landed, copy);
+    if (!copy) barrier_arrive_expect(landed, bytes);
+  }
 }
 
 }  // namespace wts
@@ -93,7 +107,7 @@ extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
   } else {
     give_registers<plan::SERVICE_REGISTERS>();
     if (threadIdx.x >= plan::THREADS - 32) {
-      if constexpr (HEAD == Head::RNN) load_state_weights(args, shared);
+      if constexpr (STATEFUL) load_state_weights(args, shared);
       load_shared_weights(args, shared);
     }
     if (threadIdx.x / 32 - plan::SWEEP_WARPS < SERVING_WARPS) service_role(args, shared);
