@@ -101,13 +101,13 @@ _CHOICES = {
         Choice("mma", 2, 42, 4, 5, (224, 56)),
         Choice("mma", 1, 42, 6, 5, (224, 56)),
     ),
-    "greedy, rnn": (
+    "greedy, state": (
         Choice("wgmma", 8, 31, 0, 4, (200, 104), 2),
         Choice("mma", 4, 34, 4, 5, (208, 88)),
         Choice("mma", 2, 36, 4, 5, (208, 88)),
         Choice("mma", 1, 36, 6, 5, (208, 88)),
     ),
-    "sampled, rnn": (
+    "sampled, state": (
         Choice("wgmma", 8, 20, 0, 2, (192, 120)),
         Choice("mma", 4, 26, 4, 5, (200, 104)),
         Choice("mma", 2, 28, 4, 5, (200, 104)),
@@ -119,13 +119,13 @@ _CHOICES = {
         Choice("mma", 2, 37, 4, 8, (224, 56)),
         Choice("mma", 1, 40, 4, 5, (224, 56)),
     ),
-    "greedy, rnn, streaming": (
+    "greedy, state, streaming": (
         Choice("wgmma", 8, 28, 0, 4, (200, 104), 2),
         Choice("mma", 4, 32, 4, 4, (208, 88)),
         Choice("mma", 2, 32, 4, 8, (208, 88)),
         Choice("mma", 1, 34, 4, 5, (208, 88)),
     ),
-    "sampled, rnn, streaming": (
+    "sampled, state, streaming": (
         Choice("wgmma", 8, 16, 0, 2, (192, 120)),
         Choice("mma", 4, 22, 4, 5, (200, 104)),
         Choice("mma", 2, 22, 4, 8, (200, 104)),
@@ -240,7 +240,7 @@ def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choic
     special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
     end = ", streaming" if streaming else ""
     every = [
-        *_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
+        *_CHOICES.get(f"{how}, {'state' if plan.state else plan.kind}{end}", ()),
         *_CHOICES.get(f"{how}, {special}{end}", ()),
         *reversed(_CHOICES[how + end]),
     ]

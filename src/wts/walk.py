@@ -11,9 +11,8 @@ from typing import Any, Literal, cast, get_args
 
 import torch
 
-from wts.cells import AnyHead, RnnCell
+from wts.cells import AnyHead, DominoCell, RnnCell
 from wts.compile import KERNEL_NAME, WalkArgs, compile_fitting
-from wts.domino import DominoHead
 from wts.emulator import Emulator
 from wts.errors import (
     CompileError,
@@ -67,8 +66,7 @@ class Walker:
     at a time; two streams need two Walkers.
 
     Args:
-        head: the head; a Domino head is walked by the emulator and the reference, not yet by the
-            device.
+        head: the head.
         plan: a plan made for its shape (and, on the device, for this GPU).
         backend: "device"; "emulator" (CPU, the device's numbers bit for bit); "reference" (the
             formula of the unquantised head); "auto": the device, or an error that says why not.
@@ -80,8 +78,7 @@ class Walker:
     Raises:
         HeadError: what is no head.
         PlanError: a plan for another head.
-        DeviceError: no Hopper GPU, fewer co-resident blocks than planned, or a head that the
-            device cannot walk yet.
+        DeviceError: no Hopper GPU, or fewer co-resident blocks than planned.
         CompileError: no compiler, or a kernel that does not come out as planned.
     """
 
@@ -116,8 +113,7 @@ class Walker:
         self._clamped = 0
         if backend in ("auto", "device"):
             try:
-                walkable = _device_head(head)
-                self._device_walk = _DeviceWalk(walkable, plan, _cuda_device(device), timeout_ms)
+                self._device_walk = _DeviceWalk(head, plan, _cuda_device(device), timeout_ms)
                 self.backend = "device"
                 self.plan = self._device_walk.plan
                 if self.plan.loses:
@@ -445,18 +441,6 @@ def _check_tensor(name: str, value: object) -> None:
         )
 
 
-def _device_head(head: AnyHead) -> AnyHead:
-    """The head, if the device can walk it."""
-    if isinstance(head, DominoHead):
-        raise DeviceError.mismatch(
-            "backend",
-            wanted="a MarkovHead, GatedHead or RnnHead for the device",
-            found=f"a {type(head).__name__}, which it cannot walk yet",
-            fix="pass backend='emulator' or backend='reference'",
-        )
-    return head
-
-
 def _check_alike(head: AnyHead, first: AnyHead) -> None:
     """Refuse another kind of head than the first one, or one of other weights."""
     if type(head) is not type(first):
@@ -648,7 +632,9 @@ class _DeviceWalk:
         mapping = packed.draft_to_target
         if hidden is not None:
             self._prepare_part(hidden)
-        state_weight = packed.cell.state_weight if isinstance(packed.cell, RnnCell) else None
+        cell = packed.cell
+        state_weight = cell.state_weight if isinstance(cell, RnnCell | DominoCell) else None
+        projector_weight = cell.projector_weight if isinstance(cell, DominoCell) else None
         args = WalkArgs(
             tiles=packed.tiles.data_ptr(),
             row_scale=packed.row_scale.data_ptr(),
@@ -668,6 +654,7 @@ class _DeviceWalk:
             logits_step_stride=0 if logits_out is None else logits_out.stride(1),
             hidden_part=None if hidden is None else self.part.data_ptr(),
             state_weight=None if state_weight is None else state_weight.data_ptr(),
+            projector_weight=None if projector_weight is None else projector_weight.data_ptr(),
             state_slots=self.state_slots.data_ptr(),
             slots=self.slots.data_ptr(),
             status=self.status.data_ptr(),
