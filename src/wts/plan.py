@@ -544,6 +544,8 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("state", 2 * plan.states * max(1, plan.state), 16),
         ("products", 4 * max(1, plan.product_rows) * stateful, 16),
         ("projections", 4 * max(1, plan.projector_rows) * stateful, 16),
+        ("team_token", 4 * SERVICE_WARPS, 16),
+        ("team_largest", 4 * SERVICE_WARPS, 4),
         ("weights_landed", 8, 8),
         ("latents_ready", 8 * plan.latent_slots, 8),
         ("candidates_ready", 8 * slots, 8),

@@ -83,6 +83,10 @@ struct Block {
     unsigned generation = 0;
     bool any[2] = {false, false};
   } votes[4];
+  struct Named {
+    int come = 0;
+    unsigned generation = 0;
+  } named[16];
   int at_barrier = 0;
   unsigned barrier_generation = 0;
 };
@@ -332,6 +336,17 @@ inline bool warpgroup_any(int warpgroup, bool value) {
   return vote.any[generation & 1];
 }
 
+inline void named_barrier(int name, int threads) {
+  auto& barrier = sim::current->block->named[name];
+  const unsigned generation = barrier.generation;
+  if (++barrier.come == threads) {
+    barrier.come = 0;
+    ++barrier.generation;
+  } else {
+    while (barrier.generation == generation) sim::yield();
+  }
+}
+
 // A product of a warpgroup is done when it is waited for, with what its operands in shared memory
 // hold then; until it is, its sums are garbage.
 inline u64 operand_descriptor(u32 address, u32 along_k, u32 along_rows) {
@@ -410,6 +425,11 @@ inline void load_global_16(u32 (&v)[4], const void* pointer) {
   sim::check_global(pointer, 16, 16);
   std::memcpy(v, pointer, 16);
 }
+template <int WORDS>
+void load_global_words(u32 (&v)[WORDS], const void* pointer) {
+  sim::check_global(pointer, 4 * WORDS, 4 * WORDS);
+  std::memcpy(v, pointer, 4 * WORDS);
+}
 inline u32 load_global_4(const void* pointer) {
   sim::check_global(pointer, 4, 4);
   return *static_cast<const u32*>(pointer);
@@ -431,6 +451,13 @@ inline void load_shared_8(u32 (&v)[2], u32 address) {
 }
 inline void store_shared_16(u32 address, const u32 (&v)[4]) {
   std::memcpy(sim::check_shared(address, 16, 16), v, 16);
+}
+inline void store_shared_2(u32 address, u32 value) {
+  const u16 half = static_cast<u16>(value);
+  std::memcpy(sim::check_shared(address, 2, 2), &half, 2);
+}
+inline void store_shared_4(u32 address, u32 value) {
+  std::memcpy(sim::check_shared(address, 4, 4), &value, 4);
 }
 inline void store_shared_8(u32 address, const u32 (&v)[2]) {
   std::memcpy(sim::check_shared(address, 8, 8), v, 8);

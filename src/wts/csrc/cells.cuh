@@ -1,6 +1,7 @@
 // The latent functions of heads that read hidden states, as wts/cells.py writes them: what is left to
-// do once a token is known, by one warp for one request. A warp holds vectors of RANK elements in runs of
-// eight: run i of lane l is elements 8 (32 i + l) and on, where there are so many.
+// do once a token is known, by one warp or a team of warps for one request. They hold vectors of RANK
+// elements in runs of RUN: run i of lane l (of the team) is elements RUN (TEAM_LANES i + l) and on, where
+// there are so many.
 #pragma once
 #include "activations.cuh"
 #include "rounds.cuh"
@@ -11,27 +12,39 @@ enum class Head { MARKOV, GATED, RNN, DOMINO };
 constexpr Head HEAD = static_cast<Head>(plan::HEAD);
 constexpr bool STATEFUL = HEAD == Head::RNN || HEAD == Head::DOMINO;
 
-constexpr int RUN = 8;
-constexpr int RUNS = (plan::RANK / RUN + 31) / 32;
+// One group's requests may be fewer than the service warps: then TEAM of them make a latent together.
+constexpr int SERVED = (plan::COLUMNS + plan::SERVICE_WARPS - 1) / plan::SERVICE_WARPS;
+constexpr int TEAMS = plan::COLUMNS / SERVED;
+constexpr int TEAM =
+    HEAD == Head::MARKOV || plan::GROUPS > 1 ? 1 : plan::SERVICE_WARPS / TEAMS;
+static_assert(SERVED * TEAMS == plan::COLUMNS, "columns are shared out evenly");
+static_assert(TEAM == 1 || TEAM == 2 || TEAM == 4, "a run is a power of two");
+constexpr int TEAM_LANES = 32 * TEAM;
 
-// Whether a lane has a run of the RANK elements, and where it begins.
-__device__ __forceinline__ int run_start(int run, int lane) { return (32 * run + lane) * RUN; }
+constexpr int RUN = 8 / TEAM;
+constexpr int RUNS = (plan::RANK / RUN + TEAM_LANES - 1) / TEAM_LANES;
+
+// Where a lane's run of the RANK elements begins, and whether there is one.
+__device__ __forceinline__ int run_start(int run, int lane) {
+  return (TEAM_LANES * run + lane) * RUN;
+}
 __device__ __forceinline__ bool run_exists(int run, int lane) {
   return run_start(run, lane) < plan::RANK;
 }
 
-// Eight consecutive fp32 or bf16 numbers at a multiple of sixteen bytes.
+// Consecutive fp32 or bf16 numbers at a multiple of their size.
 __device__ __forceinline__ void load_run(float (&values)[RUN], const float* at) {
-  u32 words[2][4];
-  load_global_16(words[0], at);
-  load_global_16(words[1], at + 4);
+  constexpr int PIECE = RUN < 4 ? RUN : 4;
+  u32 words[RUN / PIECE][PIECE];
 #pragma unroll
-  for (int i = 0; i < RUN; ++i) values[i] = __uint_as_float(words[i / 4][i % 4]);
+  for (int i = 0; i < RUN / PIECE; ++i) load_global_words(words[i], at + PIECE * i);
+#pragma unroll
+  for (int i = 0; i < RUN; ++i) values[i] = __uint_as_float(words[i / PIECE][i % PIECE]);
 }
 
 __device__ __forceinline__ void load_run(float (&values)[RUN], const u16* at) {
-  u32 words[4];
-  load_global_16(words, at);
+  u32 words[RUN / 2];
+  load_global_words(words, at);
 #pragma unroll
   for (int i = 0; i < RUN; ++i)
     values[i] = __uint_as_float(i & 1 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
@@ -59,18 +72,18 @@ __device__ __forceinline__ void rnn_run(const Byte* row, const float* part, cons
 #pragma unroll
   for (int kind = 0; kind < 3; ++kind) {
     const int start = kind * plan::RANK + first;
+    const float* after = reinterpret_cast<const float*>(row) + start;
 #pragma unroll
-    for (int half = 0; half < 2; ++half) {
-      u32 before[4], after[4];
-      load_global_16(before, part + start + 4 * half);
-      load_global_16(after, reinterpret_cast<const float*>(row) + start + 4 * half);
-      float sum[4];
+    for (int i = 0; i < RUN; i += 2) {
+      u32 parts[2], rows[2];
+      load_global_words(parts, part + start + i);
+      load_global_words(rows, after + i);
+      float sum[2];
 #pragma unroll
-      for (int i = 0; i < 4; ++i)
-        sum[i] = __fadd_rn(__fadd_rn(__uint_as_float(before[i]), products[start + 4 * half + i]),
-                           __uint_as_float(after[i]));
-      joint[kind][2 * half] = round_bf16x2(sum[0], sum[1]);
-      joint[kind][2 * half + 1] = round_bf16x2(sum[2], sum[3]);
+      for (int j = 0; j < 2; ++j)
+        sum[j] = __fadd_rn(__fadd_rn(__uint_as_float(parts[j]), products[start + i + j]),
+                           __uint_as_float(rows[j]));
+      joint[kind][i / 2] = round_bf16x2(sum[0], sum[1]);
     }
   }
   const auto number = [&](int kind, int i) {
@@ -96,7 +109,7 @@ __device__ __forceinline__ void take_in_token(const Byte* row, const float* prod
   const u16* inputs = reinterpret_cast<const u16*>(row);
   const auto wide = [](u32 bits) { return __uint_as_float(bits << 16); };
 #pragma unroll 2
-  for (int i = lane; i < plan::STATE; i += 32) {
+  for (int i = lane; i < plan::STATE; i += TEAM_LANES) {
     float input[3], product[3];
 #pragma unroll
     for (int kind = 0; kind < 3; ++kind) {
@@ -142,16 +155,20 @@ __device__ __forceinline__ float state_product(const u16* weight, const u16* sta
 
 constexpr int LATENT_LEVELS = 127 * 256 + 127;
 
-// The scale of a latent: its largest element over LATENT_LEVELS; NaN where one is not finite.
-__device__ __forceinline__ float latent_scale_of(const float (&latent)[RUNS][RUN]) {
-  u32 largest = 0;  // as bits, absolute values are in order, NaN above all
+// The largest absolute value of a warp's part of a latent, as bits: they are in order, NaN above all.
+__device__ __forceinline__ u32 largest_of(const float (&latent)[RUNS][RUN]) {
+  u32 largest = 0;
 #pragma unroll
   for (int run = 0; run < RUNS; ++run)
 #pragma unroll
     for (int i = 0; i < RUN; ++i)
       largest = max(largest, __float_as_uint(latent[run][i]) & 0x7fffffffu);
-  const float scale =
-      __fdiv_rn(__uint_as_float(warp_max_unsigned(largest)), static_cast<float>(LATENT_LEVELS));
+  return warp_max_unsigned(largest);
+}
+
+// The scale of a latent: its largest element over LATENT_LEVELS; NaN where one is not finite.
+__device__ __forceinline__ float latent_scale_of(u32 largest) {
+  const float scale = __fdiv_rn(__uint_as_float(largest), static_cast<float>(LATENT_LEVELS));
   if (!(fabsf(scale) < __int_as_float(0x7f800000))) return __int_as_float(0x7fffffff);
   return scale < 1e-30f ? 1e-30f : scale;
 }
@@ -164,15 +181,31 @@ __device__ __forceinline__ int latent_level(float value, float scale) {
   return static_cast<int>(nearest > most ? most : nearest < -most ? -most : nearest);
 }
 
-// The two int8 planes of a run, eight bytes each.
-__device__ __forceinline__ void quantise_run(const float (&latent)[RUN], float scale, u32 (&high)[2],
-                                             u32 (&low)[2]) {
-  high[0] = high[1] = low[0] = low[1] = 0;
+template <int BYTES, int WORDS>
+__device__ __forceinline__ void store_bytes(u32 address, const u32 (&word)[WORDS]) {
+  if constexpr (BYTES == 8) store_shared_8(address, word);
+  if constexpr (BYTES == 4) store_shared_4(address, word[0]);
+  if constexpr (BYTES == 2) store_shared_2(address, word[0]);
+}
+
+// The two int8 planes of a run, one byte each element.
+struct PlaneRun {
+  u32 word[RUN > 4 ? 2 : 1];
+
+  __device__ __forceinline__ void put(int i, int level) {
+    word[i / 4] |= (static_cast<u32>(level) & 0xffu) << 8 * (i % 4);
+  }
+  __device__ __forceinline__ void store(u32 address) const { store_bytes<RUN>(address, word); }
+};
+
+__device__ __forceinline__ void quantise_run(const float (&latent)[RUN], float scale,
+                                             PlaneRun& high, PlaneRun& low) {
+  high = low = PlaneRun{};
 #pragma unroll
   for (int i = 0; i < RUN; ++i) {
     const int level = latent_level(latent[i], scale), rest = ((level + 128) & 255) - 128;
-    high[i / 4] |= (static_cast<u32>((level - rest) >> 8) & 0xffu) << 8 * (i % 4);
-    low[i / 4] |= (static_cast<u32>(rest) & 0xffu) << 8 * (i % 4);
+    high.put(i, (level - rest) >> 8);
+    low.put(i, rest);
   }
 }
 

@@ -18,9 +18,7 @@ __device__ __noinline__ void report_timeout(Status* status, int* abandoned, int 
   __syncwarp();
 }
 
-constexpr int SERVED = (plan::COLUMNS + plan::SERVICE_WARPS - 1) / plan::SERVICE_WARPS;
-constexpr int SERVING_WARPS = plan::COLUMNS / SERVED;  // the others have nothing to do
-static_assert(SERVED * SERVING_WARPS == plan::COLUMNS, "columns are shared out evenly");
+constexpr int SERVING_WARPS = TEAMS * TEAM;  // the others have nothing to do
 // Columns whose words a service warp holds at once.
 constexpr int TOGETHER = plan::SERVED_TOGETHER;
 
@@ -31,7 +29,19 @@ struct LatentWarp {
 
   // Few registers: what is cheap to work out again is not kept.
   __device__ __forceinline__ int service() const { return warp_index() - plan::SWEEP_WARPS; }
-  __device__ __forceinline__ int column(int served) const { return service() * SERVED + served; }
+  __device__ __forceinline__ int team() const { return service() / TEAM; }
+  __device__ __forceinline__ int column(int served) const { return team() * SERVED + served; }
+  // Of a team that makes a latent, one leads: it does all the rest.
+  __device__ __forceinline__ int member() const { return service() % TEAM; }
+  __device__ __forceinline__ bool leads() const { return member() == 0; }
+  __device__ __forceinline__ int team_lane() const { return member() * 32 + lane_index(); }
+  __device__ __forceinline__ void team_sync() const {
+    if constexpr (TEAM == 1) {
+      __syncwarp();
+    } else {
+      named_barrier(plan::SWEEP_WARPS / 4 + 1 + team(), TEAM_LANES);  // behind the warpgroups'
+    }
+  }
   __device__ __forceinline__ int request(int group, int column) const {
     return group * plan::COLUMNS + column;
   }
@@ -117,7 +127,7 @@ struct LatentWarp {
     const u16* weight = PROJECTOR ? shared.projector_weight[0] : shared.state_weight[0];
     u64* slots = product_slots<PROJECTOR>(step, request);
 #pragma unroll 1
-    for (int i = 0; i < EACH && first + i < ROWS; ++i) {
+    for (int i = member(); i < EACH && first + i < ROWS; i += TEAM) {
       const float sum = state_product(weight + i * plan::STATE, shared.state[request], lane);
       if (lane == i % 32)
         store_relaxed(slots + first + i,
@@ -136,18 +146,19 @@ struct LatentWarp {
     const u32 tag = sequence_of(step);
     float* gathered = PROJECTOR ? shared.projections[column] : shared.products[column];
 #pragma unroll 1
-    for (int first = lane_index(); first - lane_index() < ROWS; first += 32 * AT_ONCE) {
+    for (int start = member() * 32; start < ROWS; start += TEAM_LANES * AT_ONCE) {
+      const int first = start + lane_index();
       for (u32 poll = 1;; ++poll) {
         u64 words[AT_ONCE];
         int missing = ROWS;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-          const int row = first + 32 * i;
+          const int row = first + TEAM_LANES * i;
           words[i] = row < ROWS ? load_relaxed(slots + row) : tag;
         }
 #pragma unroll
         for (int i = AT_ONCE - 1; i >= 0; --i) {
-          const int row = first + 32 * i;
+          const int row = first + TEAM_LANES * i;
           if (static_cast<u32>(words[i]) != tag) missing = row;
           if (row < ROWS) gathered[row] = __uint_as_float(static_cast<u32>(words[i] >> 32));
         }
@@ -160,7 +171,7 @@ struct LatentWarp {
         }
       }
     }
-    __syncwarp();
+    team_sync();
   }
 
   // The same for all columns of this warp. One group has time for it while it is swept; of several
@@ -183,8 +194,8 @@ struct LatentWarp {
       for (int use = 0; use < plan::GROUPS * SERVED; ++use) {
         const int group = use / SERVED, column = this->column(use % SERVED);
         u16* state = shared.state[request(group, column)];
-        for (int i = lane_index(); i < plan::STATE; i += 32) state[i] = 0;
-        __syncwarp();
+        for (int i = team_lane(); i < plan::STATE; i += TEAM_LANES) state[i] = 0;
+        team_sync();
         publish_products<false>(group, column);
       }
     }
@@ -194,7 +205,7 @@ struct LatentWarp {
 
   // The latent of a head that reads hidden states.
   __device__ __forceinline__ void make_latent(int round, int column, int token) const {
-    const int lane = lane_index();
+    const int lane = team_lane();
     const Byte* row = table_row(token);
     const float* part = hidden_part(round, column);
     u16* state = shared.state[STATEFUL ? request(round_group(round), column) : 0];
@@ -202,7 +213,7 @@ struct LatentWarp {
       if (!GATHERS_AHEAD || round_step(round) == 0) gather_products<false>(round, column);
     if constexpr (HEAD == Head::DOMINO) {
       take_in_token(row, shared.products[column], state, lane);
-      __syncwarp();
+      team_sync();
       if (round_step(round) > 0) {  // the first token is base logits' alone
         publish_products<true>(round, column);
         gather_products<true>(round, column);
@@ -222,27 +233,36 @@ struct LatentWarp {
         if (round_step(round) > 0)
           projected_run(part, shared.projections[column], start, latent[run]);
     }
-    __syncwarp();
     store_latent(latent, latent_slot(round), column);
     if constexpr (STATEFUL)
       if (round_step(round) + 1 < args.num_steps)
         publish_products<false>(round + plan::GROUPS, column);
   }
 
-  // Quantises a latent and puts it where the sweeping warps read it.
+  // Quantises a latent and puts it where the sweeping warps read it. All of the team have come as far.
   __device__ __forceinline__ void store_latent(const float (&latent)[RUNS][RUN], int slot,
                                                int column) const {
-    const int lane = lane_index();
-    const float scale = latent_scale_of(latent);
+    const int lane = team_lane();
+    __syncwarp();
+    u32 largest = largest_of(latent);
+    if constexpr (TEAM > 1) {
+      if (lane_index() == 0) shared.team_largest[service()] = largest;
+    }
+    team_sync();
+    if constexpr (TEAM > 1) {
+#pragma unroll
+      for (int i = 0; i < TEAM; ++i)
+        largest = max(largest, shared.team_largest[team() * TEAM + i]);
+    }
+    const float scale = latent_scale_of(largest);
 #pragma unroll
     for (int run = 0; run < RUNS; ++run) {
       if (!run_exists(run, lane)) continue;
-      u32 high[2], low[2];
+      PlaneRun high, low;
       quantise_run(latent[run], scale, high, low);
-      // A run is half of a 16-byte piece of either plane.
-      const int number = 32 * run + lane, piece = (number >> 2) * 4 + ((number >> 1) & 1);
-      store_shared_8(latent_place(slot, column, piece) + (number & 1) * 8, high);
-      store_shared_8(latent_place(slot, column, piece + 2) + (number & 1) * 8, low);
+      const int start = run_start(run, lane), piece = start / 32 * 4 + start / 16 % 2;
+      high.store(latent_place(slot, column, piece) + start % 16);
+      low.store(latent_place(slot, column, piece + 2) + start % 16);
     }
     if (lane == 0) shared.latent_scale[slot][column] = scale;
   }

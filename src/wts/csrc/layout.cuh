@@ -47,6 +47,9 @@ struct Shared {
   alignas(16) unsigned short state[plan::STATES][plan::STATE];
   alignas(16) float products[plan::STATE_COLUMNS][plan::PRODUCT_STORAGE];
   alignas(16) float projections[plan::STATE_COLUMNS][plan::PROJECTOR_STORAGE];
+  // What warps that make a latent together tell each other: its token, their largest elements.
+  alignas(16) int team_token[plan::SERVICE_WARPS];
+  unsigned int team_largest[plan::SERVICE_WARPS];
   // Events, one phase a use of the slot.
   alignas(8) Barrier weights_landed;
   Barrier latents_ready[plan::LATENT_SLOTS];

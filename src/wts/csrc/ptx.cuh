@@ -130,6 +130,21 @@ __device__ __forceinline__ void load_global_16(u32 (&v)[4], const void* pointer)
                : "l"(pointer));
 }
 
+// The same of 4, 8 or 16 bytes.
+__device__ __forceinline__ void load_global_words(u32 (&v)[1], const void* pointer) {
+  asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v[0]) : "l"(pointer));
+}
+
+__device__ __forceinline__ void load_global_words(u32 (&v)[2], const void* pointer) {
+  asm volatile("ld.global.nc.L1::no_allocate.v2.u32 {%0, %1}, [%2];"
+               : "=r"(v[0]), "=r"(v[1])
+               : "l"(pointer));
+}
+
+__device__ __forceinline__ void load_global_words(u32 (&v)[4], const void* pointer) {
+  load_global_16(v, pointer);
+}
+
 __device__ __forceinline__ u32 load_global_4(const void* pointer) {
   u32 value;
   asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(value) : "l"(pointer));
@@ -162,6 +177,14 @@ __device__ __forceinline__ void store_shared_16(u32 address, const u32 (&v)[4]) 
   asm volatile("st.shared.v4.u32 [%0], {%1, %2, %3, %4};" ::"r"(address), "r"(v[0]), "r"(v[1]),
                "r"(v[2]), "r"(v[3])
                : "memory");
+}
+
+__device__ __forceinline__ void store_shared_2(u32 address, u32 value) {
+  asm volatile("st.shared.u16 [%0], %1;" ::"r"(address), "h"(static_cast<u16>(value)) : "memory");
+}
+
+__device__ __forceinline__ void store_shared_4(u32 address, u32 value) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(address), "r"(value) : "memory");
 }
 
 __device__ __forceinline__ void store_shared_8(u32 address, const u32 (&v)[2]) {
@@ -296,6 +319,11 @@ __device__ __forceinline__ bool warpgroup_any(int warpgroup, bool value) {
       : "r"(static_cast<u32>(value)), "r"(warpgroup + 1)
       : "memory");
   return any != 0;
+}
+
+// 9.7.13.1: waits until `threads` threads of this block have come to the named barrier.
+__device__ __forceinline__ void named_barrier(int name, int threads) {
+  asm volatile("barrier.cta.sync %0, %1;" ::"r"(name), "r"(threads) : "memory");
 }
 
 // ---- barriers in shared memory (9.7.13.15) -----------------------------------------------------

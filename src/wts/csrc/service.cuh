@@ -194,7 +194,7 @@ struct ServiceWarp : LatentWarp {
           request < args.num_requests ? args.anchor[request * args.anchor_stride] : 0;
       const long long clamped =
           min(max(anchor, 0ll), static_cast<long long>(plan::TABLE_ROWS - 1));
-      if (anchor != clamped && blockIdx.x == 0 && lane_index() == 0)
+      if (anchor != clamped && blockIdx.x == 0 && leads() && lane_index() == 0)
         atomicAdd(&args.status->clamped_anchors, 1u);
       const int token[1] = {static_cast<int>(clamped)};
       if (LATER > 1 && lane_index() == 0)
@@ -364,7 +364,7 @@ struct ServiceWarp : LatentWarp {
     const ExchangeWord* slots =
         exchange_slots(args.slots, sequence_of(step), request(group, column(first_served)));
     Gathered gathered[TOGETHER];
-    for (u32 poll = 1;; ++poll) {
+    for (u32 poll = 1; leads(); ++poll) {
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i)
         gathered[i].request(slots + i * plan::SLOT_LINE_WORDS, tag);
@@ -383,10 +383,17 @@ struct ServiceWarp : LatentWarp {
       }
     }
     int target[TOGETHER];
+    if (leads()) {
 #pragma unroll
-    for (int i = 0; i < TOGETHER; ++i)
-      target[i] = target_of(settle(gathered[i], group, column(first_served + i), step));
-    mark(args, round, DECODED);
+      for (int i = 0; i < TOGETHER; ++i)
+        target[i] = target_of(settle(gathered[i], group, column(first_served + i), step));
+      mark(args, round, DECODED);
+    }
+    if constexpr (TEAM > 1) {
+      if (leads() && lane_index() == 0) shared.team_token[team()] = target[0];
+      team_sync();
+      target[0] = shared.team_token[team()];
+    }
     if constexpr (LATER > 1) {
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i)
@@ -395,7 +402,7 @@ struct ServiceWarp : LatentWarp {
     } else if (step + 1 < args.num_steps) {
       send_latents<TOGETHER>(round + plan::GROUPS, first_served, target);
     }
-    if (blockIdx.x == 0 && lane_index() == 0) {
+    if (blockIdx.x == 0 && leads() && lane_index() == 0) {
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i) {
         const int request = this->request(group, column(first_served + i));
@@ -408,7 +415,7 @@ struct ServiceWarp : LatentWarp {
   __device__ __forceinline__ void conclude(int round) const {
     // A poll that comes too early costs a whole round trip more than one a little late.
     const u32 published = clock_low();
-    while (clock_low() - published < plan::FIRST_POLL_CYCLES) {
+    while (leads() && clock_low() - published < plan::FIRST_POLL_CYCLES) {
     }
 #pragma unroll 1
     for (int first = 0; first < SERVED; first += TOGETHER)
@@ -447,25 +454,29 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
     for (int served = 0; ONE && !self.simple() && round < rounds && served < SERVED; ++served)
       self.finish_base(self.column(served), round);
   };
-  self.fill_padding();
+  if (self.leads()) {
+    self.fill_padding();
 #pragma unroll 1
-  for (int round = 0; round < AHEAD; ++round) stage(round);
+    for (int round = 0; round < AHEAD; ++round) stage(round);
+  }
   self.begin_states();
 #pragma unroll 1
   for (int group = 0; group < plan::GROUPS; ++group) self.send_anchors(group);
-  finish_one(0);
+  if (self.leads()) finish_one(0);
 
 #pragma unroll 1
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
     if (plan::EXCHANGE_LAG == 0 || round < rounds) {
-      if (FIRST) stage(round + AHEAD);
+      if (FIRST && self.leads()) stage(round + AHEAD);
       self.gather_ahead(round + plan::GROUPS);
-      self.publish(round);
-      if (!FIRST) stage(round + AHEAD);
+      if (self.leads()) {
+        self.publish(round);
+        if (!FIRST) stage(round + AHEAD);
+      }
     }
     if (plan::EXCHANGE_LAG == 0 || round >= plan::EXCHANGE_LAG)
       self.conclude(round - plan::EXCHANGE_LAG);
-    finish_one(round + 1);
+    if (self.leads()) finish_one(round + 1);
     // Every group but the one just published is concluded, and the slot of that one's latents free.
     if (LATER > 1) self.fetch_latents(round + plan::LATENT_SLOTS);
   }
