@@ -39,7 +39,7 @@ from strategies import (
 )
 from wts.cells import RecurrentHead
 from wts.domino import DominoHead
-from wts.errors import CheckpointError, DeviceError, HeadError, InputError, PlanError, WalkError
+from wts.errors import CheckpointError, HeadError, InputError, PlanError
 from wts.heads import RANKS, Head, MarkovHead
 from wts.noise import Noise
 from wts.planner import plan_residency
@@ -717,16 +717,16 @@ def call_inputs(head: Head, batch: int = 2, steps: int = 5) -> dict[str, Any]:
 
 class TestWalker:
     @each_kind
-    def test_the_device_says_that_it_cannot_yet(
-        self, kind: type[RecurrentHead], caplog: pytest.LogCaptureFixture
+    @each_backend
+    def test_a_plan_for_another_kind_or_state_is_refused(
+        self, kind: type[RecurrentHead], backend: Backend
     ) -> None:
         head = recurrent_head(kind)
-        for backend in ("device", "auto"):
-            with pytest.raises(DeviceError, match=rf"found a {kind.__name__}.*emulator") as caught:
-                walker(head, backend)
-            assert isinstance(caught.value, WalkError)
-        assert walker(head, "auto", fallback=True).backend == "emulator"
-        assert "cannot walk yet" in caplog.text
+        others = [recurrent_head(other) for other in KINDS if other is not kind]
+        others += [recurrent_head(kind, state_size=64)] if kind is DominoHead else []
+        for other in others:
+            with pytest.raises(PlanError, match=r"^plan: wanted one for .*found"):
+                Walker(head, plan_residency(other, hopper(3)), backend=backend)
 
     @each_kind
     @each_backend
@@ -805,7 +805,7 @@ class TestWalker:
                 walk.refresh(changed)
         sizes = [{"hidden_size": 41}] + ([{"state_size": 64}] if kind is DominoHead else [])
         for size in sizes:
-            with pytest.raises(PlanError, match=r"^head\..*: wanted .*found"):
+            with pytest.raises(PlanError, match=r"^(head\.|plan: ).* .*found"):
                 walk.refresh(recurrent_head(kind, **size))
         with pytest.raises(PlanError, match=r"^plan: wanted one for"):
             walk.refresh(recurrent_head(kind, vocab=516))

@@ -232,8 +232,9 @@ class Walker:
             HeadError: what is no head, or one of another kind.
             PlanError: another shape.
         """
+        _check_kind(head, self.head)
         _check_plan(head, self.plan)
-        _check_alike(head, self.head)
+        _check_shapes(head, self.head)
         if self._device_walk is not None:
             device = self._device_walk.device
             pack_head(head, self.plan, device, into=self._device_walk.packed)
@@ -441,15 +442,19 @@ def _check_tensor(name: str, value: object) -> None:
         )
 
 
-def _check_alike(head: AnyHead, first: AnyHead) -> None:
-    """Refuse another kind of head than the first one, or one of other weights."""
-    if type(head) is not type(first):
+def _check_kind(head: AnyHead, first: AnyHead) -> None:
+    """Refuse another kind of head than the first one."""
+    if isinstance(head, get_args(AnyHead)) and type(head) is not type(first):
         raise HeadError.mismatch(
             "head",
             wanted=f"a {type(first).__name__}, as this Walker was made with",
             found=type(head).__name__,
             fix="make a new Walker for it",
         )
+
+
+def _check_shapes(head: AnyHead, first: AnyHead) -> None:
+    """Refuse weights of other shapes than the first head's."""
     if isinstance(head, MarkovHead):
         return  # whose plan names every size
     for (name, weight), kept in zip(
@@ -482,12 +487,21 @@ def _check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
         )
     mapped = head.draft_to_target is not None
     step_dtype = torch.promote_types(DTYPE_OF[plan.base_type], head.table.dtype)
-    wanted = (head.kind, head.vocab, head.rank, head.table_rows, mapped, step_dtype)
-    planned = (plan.kind, plan.vocab, plan.rank, plan.table_rows, plan.mapped)
+    wanted = (
+        head.kind,
+        head.state_size,
+        head.vocab,
+        head.rank,
+        head.table_rows,
+        mapped,
+        step_dtype,
+    )
+    planned = (plan.kind, plan.state, plan.vocab, plan.rank, plan.table_rows, plan.mapped)
     found = (*planned, DTYPE_OF[plan.step_type])
     if wanted != found:
         raise PlanError(
-            f"plan: wanted one for (kind, vocab, rank, table rows, mapped, dtype) = {wanted}, "
+            f"plan: wanted one for (kind, state, vocab, rank, table rows, mapped, dtype) = "
+            f"{wanted}, "
             f"found {found}; make it with plan_residency(head, ...)"
         )
 

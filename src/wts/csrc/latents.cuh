@@ -135,30 +135,31 @@ struct LatentWarp {
     }
   }
 
-  // Puts all blocks' products with a request's state where its latent is made of them.
-  template <bool PROJECTOR>
+  // Puts all blocks' products with a request's state where its latent is made of them; by the members
+  // of the team from FIRST on, who then have to wait for each other.
+  template <bool PROJECTOR, int FIRST>
   __device__ __forceinline__ void gather_products(int round, int column) const {
     constexpr int ROWS = PROJECTOR ? plan::PROJECTOR_ROWS : plan::PRODUCT_ROWS;
     constexpr int EACH = PROJECTOR ? plan::BLOCK_PROJECTIONS : plan::BLOCK_PRODUCTS;
-    constexpr int AT_ONCE = 8;  // words of a lane
+    constexpr int AT_ONCE = 8, LANES = TEAM_LANES - 32 * FIRST;  // words of a lane
     const int step = round_step(round);
     const u64* slots = product_slots<PROJECTOR>(step, request(round_group(round), column));
     const u32 tag = sequence_of(step);
     float* gathered = PROJECTOR ? shared.projections[column] : shared.products[column];
 #pragma unroll 1
-    for (int start = member() * 32; start < ROWS; start += TEAM_LANES * AT_ONCE) {
+    for (int start = (member() - FIRST) * 32; start < ROWS; start += LANES * AT_ONCE) {
       const int first = start + lane_index();
       for (u32 poll = 1;; ++poll) {
         u64 words[AT_ONCE];
         int missing = ROWS;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-          const int row = first + TEAM_LANES * i;
+          const int row = first + LANES * i;
           words[i] = row < ROWS ? load_relaxed(slots + row) : tag;
         }
 #pragma unroll
         for (int i = AT_ONCE - 1; i >= 0; --i) {
-          const int row = first + TEAM_LANES * i;
+          const int row = first + LANES * i;
           if (static_cast<u32>(words[i]) != tag) missing = row;
           if (row < ROWS) gathered[row] = __uint_as_float(static_cast<u32>(words[i] >> 32));
         }
@@ -171,18 +172,20 @@ struct LatentWarp {
         }
       }
     }
-    team_sync();
   }
 
-  // The same for all columns of this warp. One group has time for it while it is swept; of several
-  // groups each gathers when it makes its latents.
+  // The same for all columns of this warp. One group has time for it while it is swept and exchanged, and
+  // the leader of a team has other things to do; of several groups each gathers when it makes its
+  // latents.
   static constexpr bool GATHERS_AHEAD = STATEFUL && plan::GROUPS == 1;
   __device__ __forceinline__ void gather_ahead(int round) const {
     if constexpr (GATHERS_AHEAD) {
-      if (round_step(round) >= args.num_steps) return;
+      constexpr int FIRST = TEAM > 1 ? 1 : 0;
+      if (round_step(round) >= args.num_steps || member() < FIRST) return;
 #pragma unroll 1
       for (int served = 0; served < SERVED; ++served)
-        gather_products<false>(round, column(served));
+        gather_products<false, FIRST>(round, column(served));
+      __syncwarp();
     }
   }
 
@@ -210,13 +213,17 @@ struct LatentWarp {
     const float* part = hidden_part(round, column);
     u16* state = shared.state[STATEFUL ? request(round_group(round), column) : 0];
     if constexpr (STATEFUL)
-      if (!GATHERS_AHEAD || round_step(round) == 0) gather_products<false>(round, column);
+      if (!GATHERS_AHEAD || round_step(round) == 0) {
+        gather_products<false, 0>(round, column);
+        team_sync();
+      }
     if constexpr (HEAD == Head::DOMINO) {
       take_in_token(row, shared.products[column], state, lane);
       team_sync();
       if (round_step(round) > 0) {  // the first token is base logits' alone
         publish_products<true>(round, column);
-        gather_products<true>(round, column);
+        gather_products<true, 0>(round, column);
+        team_sync();
       }
     }
     float latent[RUNS][RUN];
@@ -234,9 +241,6 @@ struct LatentWarp {
           projected_run(part, shared.projections[column], start, latent[run]);
     }
     store_latent(latent, latent_slot(round), column);
-    if constexpr (STATEFUL)
-      if (round_step(round) + 1 < args.num_steps)
-        publish_products<false>(round + plan::GROUPS, column);
   }
 
   // Quantises a latent and puts it where the sweeping warps read it. All of the team have come as far.
@@ -295,9 +299,15 @@ struct LatentWarp {
     }
   }
 
-  // Says that this warp's latents of a round are there.
+  // Says that this warp's latents of a round are there; what the next step needs of a state follows.
   __device__ __forceinline__ void latents_sent(int round) const {
     warp_arrive(&shared.latents_ready[latent_slot(round)]);
+    if constexpr (STATEFUL) {
+      if (round_step(round) + 1 >= args.num_steps) return;
+#pragma unroll 1
+      for (int served = 0; served < SERVED; ++served)
+        publish_products<false>(round + plan::GROUPS, column(served));
+    }
   }
 };
 
