@@ -14,7 +14,7 @@ from wts.device import GPUS, GpuSpec
 from wts.domino import DominoHead
 from wts.errors import PlanError
 from wts.heads import RANKS, Head, MarkovHead
-from wts.numbers import NUMBER_TYPES
+from wts.numbers import HEAD_KINDS, NUMBER_TYPES, HeadKind
 from wts.plan import ResidencyPlan
 from wts.planner import Shape, plan_residency
 from wts.recurrent import GatedHead, RnnHead
@@ -49,14 +49,27 @@ def shapes(max_vocab: int = 300_000) -> st.SearchStrategy[Shape]:
         st.integers(max_vocab // 10 + 1, max_vocab),
     )
 
-    def shape(vocab: int, more_rows: int, mapped: bool, **fields: Any) -> Shape:
-        return Shape(vocab=vocab, table_rows=vocab + more_rows, mapped=mapped, **fields)
+    def shape(
+        vocab: int, more_rows: int, mapped: bool, kind: HeadKind, rank: int, **fields: Any
+    ) -> Shape:
+        state = {"rnn": rank, "domino": 2 * rank}.get(kind, 0)
+        rows = vocab + more_rows
+        return Shape(
+            vocab=vocab,
+            rank=rank,
+            table_rows=rows,
+            mapped=mapped,
+            kind=kind,
+            state=state,
+            **fields,
+        )
 
     return st.builds(
         shape,
         vocab=vocab,
         more_rows=st.one_of(st.just(0), st.integers(1, 1000)),
         mapped=st.booleans(),
+        kind=st.one_of(st.just("markov"), st.sampled_from(HEAD_KINDS)),
         rank=st.sampled_from(RANKS),
         table_type=st.sampled_from(NUMBER_TYPES),
     )

@@ -127,6 +127,19 @@ def test_hidden_states_that_are_no_numbers(kind: Any, value: float) -> None:
 
 
 @pytest.mark.parametrize("kind", HEADS)
+def test_a_block_that_never_comes_is_named(kind: Any) -> None:
+    """Whether its products or its candidates are waited for; the walk ends, tokens in range."""
+    head = head_of(kind, 300, 64)
+    plan = plan_of(head, batch=2, blocks=3)
+    base, anchor, hidden = inputs(head, 2, 3)
+    simulator = Simulator(head, plan)
+    simulator(base, anchor, hidden=hidden, absent=1, timeout_us=200)
+    _, error, waiter, step, _ = simulator.status.tolist()[:5]
+    assert (error, step) == (1, 0)
+    assert waiter in (1, 2)
+
+
+@pytest.mark.parametrize("kind", HEADS)
 def test_any_schedule(kind: Any) -> None:
     head = head_of(kind, 300, 64)
     plan = plan_of(head, batch=4, blocks=3)

@@ -145,6 +145,15 @@ class TestKernel:
         assert plan.streamed_fragments > 0
         check_kernel(plan, cache)
 
+    @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
+    @pytest.mark.parametrize(("kind", "state"), [("gated", 0), ("rnn", 256), ("domino", 1024)])
+    def test_of_heads_that_read_hidden_states(
+        self, kind: Any, state: int, batch: int, cache: Path
+    ) -> None:
+        for sampled in (False, True):
+            plan = plan_of(151_936, 256, batch, sampled=sampled, kind=kind, state=state)
+            check_kernel(plan, cache)
+
     @given(plans(hopper_only=True))
     @settings(some_plans, max_examples=7)
     def test_of_drawn_plans_with_as_many_registers_as_fit(self, plan: ResidencyPlan) -> None:

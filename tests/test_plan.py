@@ -148,7 +148,7 @@ class TestEveryPlan:
         for misaligned in range(0, 16, size):
             assert -(-(misaligned + plan.rows * size) // 16) * 16 <= plan.base_line_bytes
         assert plan.base_line_bytes % 16 == 0
-        assert plan.base_slots >= 2
+        assert plan.base_slots >= (1 if plan.warpgroups and plan.groups == 1 else 2)
 
     @given(plans())
     def test_resident_share_is_that_of_the_fragments_on_chip(self, plan: ResidencyPlan) -> None:
@@ -282,6 +282,7 @@ class TestEveryPlan:
     def test_a_whole_hopper_gpu_plans_every_shape_up_to_300_000_rows(
         self, shape: Shape, batch: int, base_type: Any
     ) -> None:
+        batch = min(batch, 16) if shape.state else batch  # states take shared memory
         assert plan_residency(shape, hopper(), batch=batch, base_type=base_type).batch == batch
 
 
