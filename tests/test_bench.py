@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -18,7 +19,9 @@ from hypothesis import strategies as st
 from wts.bench import baselines, clock, gate, head, record
 from wts.bench.baselines import WalkInputs, step_torch
 from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
+from wts.domino import DominoHead
 from wts.errors import DeviceError, InputError, PlanError
+from wts.reference import reference_walk
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
@@ -325,6 +328,9 @@ def test_quick_takes_fewer_samples_unless_told() -> None:
         ("--cache", "hot"),
         ("--paths", "wts,rival"),
         ("--gate", "none"),
+        ("--head", "markov,lstm"),
+        ("--hidden-size", "0"),
+        ("--state-size", "many"),
     ],
 )
 def test_bad_options_are_refused(
@@ -340,13 +346,38 @@ def test_the_grid_covers_every_goal() -> None:
     points = {case.point(steps) for case in cases for steps in case.steps}
     assert set(GOALS) <= points
     assert all(len(case.steps) >= 2 for case in cases), "a slope needs two lengths"
-    assert len({(case.vocab, case.batch, case.temperature) for case in cases}) == len(cases)
+    keys = {(case.head, case.vocab, case.batch, case.temperature) for case in cases}
+    assert len(keys) == len(cases)
 
 
 def test_the_grid_can_be_filtered() -> None:
     cases = head.cases_of(parse("--grid", "--vocab", "248320", "--temperature", "1"))
     assert [(case.batch, case.steps) for case in cases] == [(64, (1, 7)), (8, (1, 7)), (1, (1, 7))]
     assert head.cases_of(parse("--grid", "--batch", "3")) == ()
+    assert {case.head for case in head.cases_of(parse("--grid"))} == {"markov"}
+    cases = head.cases_of(parse("--grid", "--head", "rnn,domino"))
+    assert [(case.head, case.batch, case.steps) for case in cases] == [
+        ("rnn", 1, (1, 7, 15)),
+        ("domino", 1, (1, 7, 15)),
+    ]
+
+
+def test_heads_and_their_sizes_are_options() -> None:
+    (markov,) = head.cases_of(parse("--batch", "1"))
+    assert (markov.head, markov.hidden_size, markov.state_size) == ("markov", 2560, 1024)
+    args = parse("--head", "domino,gated", "--hidden-size", "4096", "--state-size", "512")
+    cases = head.cases_of(args)
+    assert [(case.head, case.batch) for case in cases] == [
+        ("gated", 4),
+        ("gated", 1),
+        ("domino", 4),
+        ("domino", 1),
+    ]
+    assert str(cases[-1]) == "domino H=4096 G=512 V=151936 r=256 B=1 K=1,7,16 T=0"
+    assert str(cases[0]) == "gated H=4096 V=151936 r=256 B=4 K=1,7,16 T=0"
+    assert cases[0].point(7) == Point(
+        head="gated", vocab=151_936, batch=4, steps=7, temperature=0.0
+    )
 
 
 def test_without_a_gpu_the_benchmark_says_so(
@@ -361,9 +392,11 @@ def test_without_a_gpu_the_benchmark_says_so(
 
 
 def inputs_of(table: Any, projection: Any, base: Any, anchor: Any, **more: Any) -> WalkInputs:
+    head_: Any = SimpleNamespace(
+        table=torch.tensor(table).bfloat16(), projection=torch.tensor(projection).bfloat16()
+    )
     return WalkInputs(
-        table=torch.tensor(table).bfloat16(),
-        projection=torch.tensor(projection).bfloat16(),
+        head=head_,
         base_logits=torch.tensor(base).bfloat16(),
         anchor=torch.tensor(anchor),
         **more,
@@ -406,10 +439,12 @@ def test_step_torch_draws_from_the_softmax() -> None:
     torch.manual_seed(0)
     rows = 20_000
     logits = torch.tensor([1.0, 0.0, -1.0])
+    zeros: Any = SimpleNamespace(
+        table=torch.zeros(3, 2).bfloat16(), projection=torch.zeros(3, 2).bfloat16()
+    )
     walk = step_torch(
         WalkInputs(
-            table=torch.zeros(3, 2).bfloat16(),
-            projection=torch.zeros(3, 2).bfloat16(),
+            head=zeros,
             base_logits=logits.bfloat16().expand(rows, 1, 3).contiguous(),
             anchor=torch.zeros(rows, dtype=torch.int64),
             temperatures=torch.full((rows,), 2.0),
@@ -454,6 +489,12 @@ def test_an_sglang_that_does_not_import_gives_its_reason(monkeypatch: pytest.Mon
         baselines.load_sglang()
 
 
+def module_of(given_: Any = None, linear: str = "unused") -> Any:
+    """A stand-in for a module of SGLang, with what it was made of."""
+    names = ("markov_w1", "markov_w2", linear)
+    return SimpleNamespace(made_of=given_, **{name: SimpleNamespace() for name in names})
+
+
 def test_sglang_paths_run_its_own_block() -> None:
     """Against a stand-in for the pieces of SGLang: what they are given, and that tokens return."""
     calls: list[dict[str, Any]] = []
@@ -466,9 +507,10 @@ def test_sglang_paths_run_its_own_block() -> None:
         version=baselines.SGLANG_VERSION,
         draft_markov_block=draft_markov_block,
         draft_noise=SimpleNamespace,
-        vanilla_markov=lambda **_: SimpleNamespace(
-            markov_w1=SimpleNamespace(), markov_w2=SimpleNamespace()
-        ),
+        vanilla_markov=lambda **_: module_of(),
+        gated_markov=lambda **given_: module_of(given_, "gate_proj"),
+        rnn=lambda **given_: module_of(given_, "joint_proj"),
+        domino_rollout=lambda **_: None,
         tp_sync=lambda group: group,
     )
     inputs = inputs_of(
@@ -488,6 +530,176 @@ def test_sglang_paths_run_its_own_block() -> None:
     assert default["markov_head"].markov_w1.weight.data_ptr() == inputs.table.data_ptr()
     assert fused["greedy_draft"] is True
     assert fused["logits_out"] is None
+
+
+# ---- baselines of heads that read hidden states -------------------------------------------------
+
+RECURRENT = ("gated", "rnn", "domino")
+each_kind = pytest.mark.parametrize("kind", RECURRENT)
+
+
+def small_case(kind: Any, **changes: Any) -> HeadCase:
+    fields: dict[str, Any] = {
+        "head": kind,
+        "hidden_size": 48,
+        "state_size": 32,
+        "vocab": 200,
+        "rank": 64,
+        "batch": 4,
+        "temperature": 0.0,
+        "steps": (1, 3),
+    }
+    return HeadCase(**(fields | changes))
+
+
+def recurrent_inputs(kind: Any, steps: int, **changes: Any) -> WalkInputs:
+    case = small_case(kind, **changes)
+    lm_head = gate.draw_lm_head(case, device="cpu", seed=4) if kind == "domino" else None
+    drawn = gate.draw(
+        vocab=case.vocab,
+        batch=case.batch,
+        steps=steps,
+        temperature=case.temperature,
+        device="cpu",
+        seed=5,
+        hidden_size=case.hidden_size,
+        lm_head=lm_head,
+    )
+    return WalkInputs(
+        head=gate.draw_head(case, device="cpu", seed=6),
+        base_logits=drawn.base_logits,
+        anchor=drawn.anchor,
+        hidden=drawn.hidden,
+        lm_head=lm_head,
+        temperatures=drawn.temperatures,
+        noise_offset=torch.zeros(1, dtype=torch.int64),
+        logits_out=torch.zeros_like(drawn.base_logits),
+    )
+
+
+@each_kind
+def test_step_torch_is_the_formula_of_each_head(kind: Any) -> None:
+    """Its sums are in another order, and on a CPU torch's GRU rounds more often."""
+    inputs = recurrent_inputs(kind, 6, batch=30)
+    tokens = step_torch(inputs)()
+    wanted = reference_walk(inputs.head, inputs.base_logits, inputs.anchor, hidden=inputs.hidden)
+    # A walk that went another way once stays there: first steps only.
+    assert torch.equal(tokens[:, 0], wanted[:, 0])
+    assert (tokens[:, :3] == wanted[:, :3]).double().mean() > 0.8
+    assert len(wanted[:, 1:].unique()) > 20, "a walk that stands still says little"
+    plain = inputs.base_logits.argmax(2)
+    assert (wanted[:, 1:] == plain[:, 1:]).double().mean() < 0.7, "the head has its say"
+
+
+@each_kind
+def test_drawn_heads_have_biases_like_those_of_a_markov_head(kind: Any) -> None:
+    drawn = gate.draw_head(small_case(kind, vocab=3000, rank=128), device="cpu", seed=0)
+    hidden = torch.randn(64, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
+    state, _ = drawn.latent(drawn.initial_state(64), torch.arange(64), hidden)
+    latent = drawn.latent(state, torch.arange(64, 128), hidden)[1]
+    assert latent is not None
+    bias = latent.float() @ drawn.projection.float().T
+    assert float(bias.std()) == pytest.approx(1.5, rel=0.15)
+
+
+def test_base_logits_of_an_lm_head_are_its_product() -> None:
+    inputs = recurrent_inputs("domino", 3, vocab=4000)
+    assert inputs.hidden is not None
+    assert inputs.lm_head is not None
+    wanted = inputs.hidden.float() @ inputs.lm_head.float().T
+    assert torch.allclose(inputs.base_logits.float(), wanted, rtol=0.01, atol=0.01)
+    assert float(inputs.base_logits.float().std()) == pytest.approx(2.0, rel=0.1)
+
+
+def test_hidden_states_are_for_the_heads_that_read_them() -> None:
+    inputs = recurrent_inputs("gated", 3)
+    for changes in ({"hidden": None}, {"hidden": inputs.hidden[:, :2]}):  # type: ignore[index]
+        with pytest.raises(InputError, match=r"^hidden: wanted \[4, 3, 48\]"):
+            replace(inputs, **changes)
+    with pytest.raises(InputError, match=r"^hidden: wanted None"):
+        replace(inputs, head=gate.probe_of(inputs.head))
+
+
+def stand_in_library(calls: list[dict[str, Any]]) -> baselines.Sglang:
+    """SGLang's pieces, which note what they are given and draft fives."""
+
+    def draft_markov_block(**given_: Any) -> tuple[torch.Tensor, None]:
+        calls.append(given_)
+        return torch.full(given_["base_logits"].shape[:2], 5), None
+
+    def domino_rollout(**given_: Any) -> torch.Tensor:
+        calls.append(given_)
+        batch, positions, _ = given_["draft_hidden"].shape
+        return torch.full((batch, positions - 1), 5)
+
+    return baselines.Sglang(
+        version=baselines.SGLANG_VERSION,
+        draft_markov_block=draft_markov_block,
+        draft_noise=SimpleNamespace,
+        vanilla_markov=lambda **given_: module_of(given_),
+        gated_markov=lambda **given_: module_of(given_, "gate_proj"),
+        rnn=lambda **given_: module_of(given_, "joint_proj"),
+        domino_rollout=domino_rollout,
+        tp_sync=lambda group: group,
+    )
+
+
+@pytest.mark.parametrize(("kind", "linear"), [("gated", "gate_proj"), ("rnn", "joint_proj")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_sglang_is_given_its_own_module_of_a_head(
+    kind: Any, linear: str, temperature: float
+) -> None:
+    calls: list[dict[str, Any]] = []
+    inputs = recurrent_inputs(kind, 3, temperature=temperature)
+    tokens = baselines.sglang(inputs, library=stand_in_library(calls))()
+    assert tokens.shape == (4, 3)
+    (call,) = calls
+    module = call["markov_head"]
+    assert module.made_of == {"vocab_size": 200, "markov_rank": 64, "hidden_size": 48}
+    names = ("gate_weight", "gate_bias") if kind == "gated" else ("joint_weight", "joint_bias")
+    held = getattr(module, linear)
+    for part, name in zip((held.weight, held.bias), names, strict=True):
+        assert part.data_ptr() == getattr(inputs.head, name).data_ptr()
+    assert module.markov_w2.weight.data_ptr() == inputs.projection.data_ptr()
+    assert call["draft_hidden"] is inputs.hidden
+    assert call["step_temperatures"].tolist() == [temperature] * 4
+    with pytest.raises(InputError, match="one greedy row of a Markov head"):
+        baselines.sglang_greedy(recurrent_inputs(kind, 2, batch=1), library=stand_in_library([]))
+
+
+@pytest.mark.parametrize("shift_label", [False, True])
+def test_sglang_is_given_a_domino_block(shift_label: bool) -> None:
+    calls: list[dict[str, Any]] = []
+    inputs = recurrent_inputs("domino", 3)
+    assert isinstance(inputs.head, DominoHead)
+    inputs = replace(inputs, head=replace(inputs.head, shift_label=shift_label))
+    tokens = baselines.sglang_domino(inputs, library=stand_in_library(calls))()
+    assert tokens.shape == (4, 3)
+    (call,) = calls
+    assert isinstance(inputs.head, DominoHead)
+    assert call["draft_hidden"].shape == (4, 4, 48)
+    assert torch.equal(inputs.head.drafting_hidden(call["draft_hidden"]), inputs.hidden)
+    assert (call["vocab_size"], call["candidate_pool_size"]) == (200, 0)
+    assert call["shift_label"] is shift_label
+    assert call["lm_head_weight"] is inputs.lm_head
+    assert torch.equal(call["bonus_tokens"], inputs.anchor)
+    assert torch.equal(call["prefix_gru"].weight_ih_l0, inputs.head.gru_input_weight)
+    assert torch.equal(call["prefix_gru"].weight_hh_l0, inputs.head.gru_state_weight)
+    assert torch.equal(call["embed_proj"][0].weight, inputs.head.projector_weight)
+    assert torch.equal(call["embed_proj"][2].weight, inputs.projection)
+    assert torch.equal(call["target_embedding"](inputs.anchor), inputs.table[inputs.anchor])
+
+
+def test_sglang_rolls_out_greedy_domino_heads_only() -> None:
+    library = stand_in_library([])
+    inputs = recurrent_inputs("domino", 2)
+    for other in (
+        recurrent_inputs("domino", 2, temperature=1.0),
+        recurrent_inputs("gated", 2),
+        replace(inputs, lm_head=None),
+    ):
+        with pytest.raises(InputError, match="a greedy walk of a Domino head"):
+            baselines.sglang_domino(other, library=library)
 
 
 # ---- the gate ----------------------------------------------------------------------------------
@@ -533,8 +745,7 @@ class TinyWalker:
     ) -> torch.Tensor:
         tokens = step_torch(
             WalkInputs(
-                table=self.head.table,
-                projection=self.head.projection,
+                head=self.head,
                 base_logits=base_logits,
                 anchor=anchor,
             )
