@@ -6,6 +6,7 @@ import argparse
 import json
 import sys
 from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from wts.bench import baselines, clock, gate, head, record
 from wts.bench.baselines import WalkInputs, step_torch
 from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
+from wts.bench.summary import render
 from wts.domino import DominoHead
 from wts.errors import DeviceError, InputError, PlanError
 from wts.reference import reference_walk
@@ -193,6 +195,9 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
         ("T", -1.0),
         ("T", float("inf")),
         ("T", "0"),
+        ("H", 0),
+        ("G", 1024.0),
+        ("excluded_us", -1.0),
         ("cache", "hot"),
         ("p50_us", float("nan")),
         ("p50_us", 48.0),
@@ -833,11 +838,14 @@ def test_drawn_inputs_are_as_said() -> None:
 def no_stopwatch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Replace graphs, events and the questions to the GPU; everything is computed on the CPU."""
 
+    def replay(launch: Any, output: torch.Tensor) -> None:
+        output.copy_(launch())
+
     def capture(variants: dict[str, Any]) -> dict[str, clock.Captured]:
         made = {}
         for name, launch in variants.items():
             output = launch()
-            graph: Any = SimpleNamespace(replay=lambda: None)
+            graph: Any = SimpleNamespace(replay=partial(replay, launch, output))
             made[name] = clock.Captured(graph=graph, output=output)
         return made
 
@@ -899,9 +907,8 @@ def test_a_run_writes_a_record_per_point(
     assert "step_torch / path" in capsys.readouterr().out
 
 
-def test_the_walker_itself_goes_through_a_run(
-    no_stopwatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def emulated(no_stopwatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The real planner and Walker, with the emulator in the place of the device."""
     planner, walk = import_module("wts.planner"), import_module("wts.walk")
     real_plan, real_walker = planner.plan_residency, walk.Walker
@@ -915,8 +922,164 @@ def test_the_walker_itself_goes_through_a_run(
 
     no_stopwatch.setattr(planner, "plan_residency", plan_for_h200)
     no_stopwatch.setattr(walk, "Walker", emulator)
+    return no_stopwatch
+
+
+def test_the_walker_itself_goes_through_a_run(
+    emulated: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert head.main([*SMALL, "--paths", "wts,step_torch"]) == 0
     assert "100%" in capsys.readouterr().out
+
+
+RECURRENT_SMALL = (*SMALL, "--hidden-size", "40", "--state-size", "32")
+
+
+@each_kind
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_run_of_a_head_that_reads_hidden_states(
+    kind: Any, temperature: float, emulated: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    """Records say the head and its sizes; its probe is timed beside it."""
+    arguments = [*RECURRENT_SMALL, "--head", kind, "--temperature", str(temperature)]
+    paths = ("wts", "probe", "step_torch")
+    assert head.main([*arguments, "--paths", ",".join(paths), "--out", str(tmp_path)]) == 0
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    assert {(line["B"], line["K"], line["path"]) for line in records} == {
+        (batch, steps, path) for batch in (1, 2) for steps in (1, 3) for path in paths
+    }
+    for line in records:
+        assert (line["head"], line["H"]) == (kind, 40)
+        assert line.get("G") == (32 if kind == "domino" else None)
+        assert line["excludes"] == ("lm_head" if kind == "domino" else "")
+        assert line.get("excluded_us") == (0.0 if kind == "domino" else None)
+        ours = line["path"] in ("wts", "probe")
+        assert line["weights"] == ("int8" if ours else "bf16")
+        assert bool(line["plan"]) is ours
+    plans = {path: {line["plan"] for line in records if line["path"] == path} for path in paths}
+    assert not plans["wts"] & plans["probe"]
+    out = capsys.readouterr()
+    assert out.out.count(" tokens of") == 0
+    assert out.err.count("tokens of wts equal the emulator's") == 2
+    assert out.err.count("tokens of probe equal the emulator's") == 2
+
+
+def test_a_head_may_be_one_of_several(emulated: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arguments = [*RECURRENT_SMALL, "--head", "markov,gated", "--paths", "wts,probe"]
+    assert head.main([*arguments, "--out", str(tmp_path)]) == 0
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    assert {(line["head"], line["path"]) for line in records} == {
+        ("markov", "wts"),
+        ("gated", "wts"),
+        ("gated", "probe"),
+    }
+    assert all("H" not in line for line in records if line["head"] == "markov")
+
+
+def test_a_case_that_no_path_exists_for_has_no_rows(
+    emulated: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert head.main([*SMALL, "--paths", "probe"]) == 0
+    assert "done, 0 points" in capsys.readouterr().err
+
+
+def test_the_lm_head_product_is_subtracted_from_sglang_alone(
+    emulated: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def time_replays(
+        captured: dict[str, clock.Captured], *, cache: str, control: Any, rounds: int
+    ) -> dict[str, clock.Timing]:
+        us = {"wts": 50.0, "probe": 30.0, "step_torch": 500.0, "sglang": 700.0, "lm_head": 190.0}
+        return {
+            name: clock.Timing(name=name, samples_us=(us[name.split("@")[0]],) * 3)
+            for name in captured
+        }
+
+    def sglang_domino(inputs: WalkInputs, *, library: Any) -> Any:
+        return step_torch(inputs)
+
+    emulated.setattr(clock, "time_replays", time_replays)
+    emulated.setattr(baselines, "load_sglang", lambda: stand_in_library([]))
+    emulated.setattr(baselines, "sglang_domino", sglang_domino)
+    arguments = [*RECURRENT_SMALL, "--head", "domino", "--batch", "1", "--steps", "3"]
+    assert head.main([*arguments, "--out", str(tmp_path)]) == 0
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    found = {line["path"]: (line["p50_us"], line["excluded_us"]) for line in records}
+    assert found == {
+        "wts": (50.0, 0.0),
+        "probe": (30.0, 0.0),
+        "step_torch": (500.0, 0.0),
+        "sglang": (510.0, 190.0),
+    }
+    assert "190.0 us alone, is subtracted from sglang" in capsys.readouterr().out
+
+
+@each_kind
+def test_a_wrong_token_of_a_head_that_reads_hidden_states_is_caught(
+    kind: Any, emulated: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the emulator is given is the device's own hidden part, and a wrong one is found out."""
+    real = gate.device_part
+    emulated.setattr(gate, "device_part", lambda walker, hidden: real(walker, hidden) + 3)
+    assert head.main([*RECURRENT_SMALL, "--head", kind, "--paths", "wts"]) == 1
+    assert "WalkFault: tokens" in capsys.readouterr().out
+
+
+def test_a_part_and_an_emulator_of_a_device_walker() -> None:
+    """They are of what the device holds: with a stand-in for its memory."""
+    made = gate.draw_head(small_case("rnn"), device="cpu", seed=1)
+    plan = import_module("wts.planner").plan_residency(made, "h200", batch=4, steps=8)
+    packed = import_module("wts.pack").pack_head(made, plan, torch.device("cpu"))
+    part = torch.randn(4 * 8, plan.part)
+    walker: Any = SimpleNamespace(
+        plan=plan, _device_walk=SimpleNamespace(packed=packed, part=part), _emulator=None
+    )
+    hidden = torch.zeros(2, 3, 48).bfloat16()
+    found = gate.device_part(walker, hidden)
+    assert found.shape == (2, 3, plan.part)
+    assert torch.equal(found[1, 2], part[1 * 3 + 2])
+    emulator = gate.emulator_of(walker)
+    packed.tiles.zero_()
+    assert bool(emulator.packed.tiles.any()), "its own copy"
+    assert emulator.packed.cell is not None
+    assert emulator.packed.draft_to_target is None
+    tokens, _ = emulator.walk(
+        torch.zeros(2, 3, 200).bfloat16(), torch.tensor([1, 2]), hidden_part=found
+    )
+    assert tokens.shape == (2, 3)
+
+
+def test_agreement_is_of_last_tokens_where_the_earlier_ones_agree() -> None:
+    ours = torch.tensor([[1, 2], [1, 3], [4, 5], [6, 7]])
+    theirs = torch.tensor([[1, 2], [1, 4], [0, 5], [6, 7]])
+    assert gate.agreement(ours, theirs) == pytest.approx(2 / 3)
+    assert gate.agreement(ours[:, :1], theirs[:, :1]) == 0.75
+    assert gate.agreement(ours, ours + 1) == 0.0
+
+
+def test_the_table_of_other_heads_names_them_and_their_probes() -> None:
+    def line(kind: str, path: str, us: float, temperature: float = 0.0) -> record.Record:
+        return head_record(
+            head=kind, path=path, p50_us=us, p05_us=us, p95_us=us, T=temperature, run_id="one"
+        )
+
+    paths = {"wts": 50.0, "sglang": 600.0, "step_torch": 700.0}
+    markov = [line("markov", path, us) for path, us in paths.items()]
+    (row,) = [text for text in render(markov, source="x").splitlines() if "600.0" in text]
+    assert row == "| 151,936 | 1 | 0 | 16 | 50.0 | 600.0 | 700.0 | 12.0 x |"
+    gated = [line("gated", path, us + 10) for path, us in {**paths, "probe": 45.0}.items()]
+    sampled = [line("domino", path, paths[path], 1.0) for path in ("wts", "step_torch")]
+    unpaired = [line("rnn", "wts", 1.0), line("rnn", "step_torch", 1.0)]
+    text = render([*sampled, *gated, *unpaired, *markov], source="x")
+    rows = [row for row in text.splitlines() if "151,936" in row]
+    assert rows == [
+        "| markov | 151,936 | 1 | 0 | 16 | 50.0 | 600.0 | 700.0 | 12.0 x |  |",
+        "| gated | 151,936 | 1 | 0 | 16 | 60.0 | 610.0 | 710.0 | 10.2 x | 55.0 |",
+        "| domino | 151,936 | 1 | 1 | 16 | 50.0 |  | 700.0 |  |  |",
+    ]
+    widths = {row.count("|") for row in text.splitlines() if row.startswith("|")}
+    assert len(widths) == 1
+    assert "Domino without the product" in text
 
 
 def test_a_case_that_fails_its_gate_is_not_timed(
@@ -991,13 +1154,18 @@ def test_the_table_shows_ratios_goals_and_slopes() -> None:
             plan="feed",
         )
 
-    rows = [row("wts", 7, 27.0), row("wts", 16, 45.0)]
+    rows = [
+        row("wts", 7, 27.0),
+        row("wts", 16, 45.0),
+        row("probe", 7, 20.0),
+        row("probe", 16, 33.5),
+    ]
     rows += [row("sglang", 7, 216.0), row("sglang", 16, 486.0)]
     text = head.table(rows, gpu="h200")
     ours = [line.split() for line in text.splitlines() if " wts " in line]
     assert ours[0][-4:] == ["8.00", "x", "8", "x"]
     assert ours[1][-4:] == ["10.80", "x", "11.5", "x"]
-    assert ours[2][-2:] == ["2.000", "13.00"]
+    assert ours[2][-4:] == ["2.000", "13.00", "1.33", "x"]
     assert "11.5 x" not in head.table(rows, gpu="h100")
 
 
