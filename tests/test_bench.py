@@ -17,7 +17,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wts.bench import baselines, clock, gate, head, record
+from wts.bench import baselines, clock, gate, head, parts, record
 from wts.bench.baselines import WalkInputs, step_torch
 from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
 from wts.bench.summary import render
@@ -1047,6 +1047,61 @@ def test_a_part_and_an_emulator_of_a_device_walker() -> None:
         torch.zeros(2, 3, 200).bfloat16(), torch.tensor([1, 2]), hidden_part=found
     )
     assert tokens.shape == (2, 3)
+
+
+def test_parts_of_a_step_are_between_the_events_of_a_round() -> None:
+    """Two groups take turns, three steps: the last step's rounds are left out."""
+    names, traced = parts._layout()
+    assert names[:2] == ["LATENT_SEEN", "SWEPT"]
+    stamps = torch.zeros(3, traced, len(names), dtype=torch.int64)
+    for block in range(3):
+        for round_ in range(6):
+            begin = 1000 * (block + 1) + 70 * (round_ // 2) + 5 * (round_ % 2)
+            stamps[block, round_] = begin + torch.tensor([0, 10, 13, 15, 20, 50, 65])
+    stamps[:, 4:] += 100_000
+    stamps[:, 4:, 0] -= 100_000
+    found = parts.parts_of(stamps, steps=3, groups=2)
+    assert list(found.values()) == [10, 3, 2, 5, 30, 15, 5, 70]
+    assert list(found) == list(parts.PARTS)
+    stamps[:, :, names.index("LATENT_SENT")] = 0  # a kernel of many groups does not mark it
+    found = parts.parts_of(stamps, steps=3, groups=2)
+    assert set(parts.PARTS) - set(found) == {"latent and state", "seen"}
+    text = parts.parts_text([("gated V=9, wts", found)])
+    assert "gated V=9, wts: sweep 10, " in text
+
+
+def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = recurrent_inputs("rnn", 3)
+    plan = import_module("wts.planner").plan_residency(inputs.head, "h200", batch=4, steps=3)
+    walker = import_module("wts.walk").Walker(inputs.head, plan, backend="emulator")
+    wrong = 0
+
+    class Traced:
+        def __init__(self, *_: Any, trace: bool) -> None:
+            assert trace
+            self.plan = plan
+
+        def launch(self, base: Any, anchor: Any, tokens: torch.Tensor, **given_: Any) -> None:
+            given_["trace"].copy_(torch.arange(given_["trace"].numel()).view_as(given_["trace"]))
+            tokens.copy_(walker(base, anchor, hidden=given_["hidden"]) + wrong)
+
+        def check(self) -> None:
+            pass
+
+    monkeypatch.setattr(import_module("wts.walk"), "_DeviceWalk", Traced)
+
+    class Stand(SimpleNamespace):
+        def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            tokens: torch.Tensor = walker(*args, **kwargs)
+            return tokens
+
+    stand: Any = Stand(head=inputs.head, plan=plan, _device_walk=SimpleNamespace(device="cpu"))
+    assert parts.traced_parts(stand, inputs)["sweep"] == 1
+    wrong = 1
+    with pytest.raises(gate.WalkFault, match="traced"):
+        parts.traced_parts(stand, inputs)
 
 
 def test_agreement_is_of_last_tokens_where_the_earlier_ones_agree() -> None:

@@ -148,6 +148,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "large batches (short), or all of all rows (whole, slow); there is no way to compare none",
     )
     add("--seed", type=int, default=0, help="of weights and inputs")
+    add(
+        "--parts",
+        action="store_true",
+        help="also say where a step's time goes, from a traced build of the kernel (not recorded)",
+    )
     add("--out", type=Path, metavar="DIR", help="append records to DIR/<gpu>/head.jsonl")
     add(
         "--commit",
@@ -249,6 +254,7 @@ class HeadBench:
         seed: int,
         library: Sglang | None,
         device: str,
+        trace_parts: bool = False,
     ) -> None:
         from wts.bench.clock import CacheControl
 
@@ -259,6 +265,8 @@ class HeadBench:
         self._whole_gate = whole_gate
         self._seed = seed
         self._library = library
+        self._trace_parts = trace_parts
+        self.parts: list[tuple[str, dict[str, float]]] = []
         self._control: CacheControl = CacheControl()
         self._head: AnyHead | None = None
         self._head_key: tuple[object, ...] | None = None
@@ -347,6 +355,13 @@ class HeadBench:
                 self._check_replays(path, ours, inputs, captured)
         for one in ours.values():
             one.walker.check()
+        if self._trace_parts and case.max_steps > 1:
+            from wts.bench.parts import traced_parts
+
+            for path, one in ours.items():
+                given = _inputs_of(path, inputs[case.max_steps], ours)
+                say(f"tracing {path}")
+                self.parts.append((f"{case}, {path}", traced_parts(one.walker, given)))
         return rows, faults
 
     def _gated(self, case: HeadCase, path: str, head: AnyHead, say: Callable[[str], None]) -> _Ours:
@@ -752,6 +767,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             library=library,
             device=_DEVICE,
+            trace_parts=args.parts,
         )
     except WalkError as error:
         print(f"wts bench head: {error}", file=sys.stderr)
@@ -779,6 +795,10 @@ def run(args: argparse.Namespace) -> int:
         rows += measured
     if rows:
         print(table(rows, gpu=environment.gpu))
+    if bench.parts:
+        from wts.bench.parts import parts_text
+
+        print(f"\n{parts_text(bench.parts)}")
     for text in failed:
         print(f"FAILED {text}")
     if args.out is None:
