@@ -6,8 +6,9 @@ Their writing costs a little itself, so nothing else is read off such a walk.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import resources
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -19,16 +20,18 @@ if TYPE_CHECKING:
 __all__ = ["PARTS", "parts_of", "parts_text", "traced_parts"]
 
 # Part of a step, between two events; the last ones end in the same group's next step.
-PARTS = {
-    "sweep": ("LATENT_SEEN", "SWEPT"),
-    "last roundings, warps' best": ("SWEPT", "OFFERED"),
-    "gather": ("OFFERED", "GATHERED"),
-    "publish": ("GATHERED", "PUBLISHED"),
-    "exchange: wait and decode": ("PUBLISHED", "DECODED"),
-    "latent and state": ("DECODED", "LATENT_SENT"),
-    "seen": ("LATENT_SENT", "LATENT_SEEN"),
-    "a step": ("LATENT_SEEN", "LATENT_SEEN"),
-}
+PARTS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "sweep": ("LATENT_SEEN", "SWEPT"),
+        "last roundings, warps' best": ("SWEPT", "OFFERED"),
+        "gather": ("OFFERED", "GATHERED"),
+        "publish": ("GATHERED", "PUBLISHED"),
+        "exchange: wait and decode": ("PUBLISHED", "DECODED"),
+        "latent and state": ("DECODED", "LATENT_SENT"),
+        "seen": ("LATENT_SENT", "LATENT_SEEN"),
+        "a step": ("LATENT_SEEN", "LATENT_SEEN"),
+    }
+)
 """Parts of a step in their order, with the events that begin and end them."""
 
 _TIMEOUT_MS = 2000
