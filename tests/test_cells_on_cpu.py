@@ -209,8 +209,8 @@ def test_products_of_the_exchange_before_are_not_taken(kind: Any) -> None:
     head = head_of(kind, 300, 64)
     plan = plan_of(head, batch=2, blocks=3)
     simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
-    for steps in (3, 5):
-        base, anchor, hidden = inputs(head, 2, steps, steps)
-        tokens = simulator(base, anchor, hidden=hidden)
+    for seed in range(6):
+        base, anchor, hidden = inputs(head, 2, 4, seed)
+        tokens = simulator(base, anchor, hidden=hidden, seed=seed)
         assert torch.equal(tokens, walker(base, anchor, hidden=hidden))
         simulator.state_slots.fill_((0x7149F2CA << 32) | (int(simulator.status[0]) - 1))  # 1e30

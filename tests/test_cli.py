@@ -192,7 +192,7 @@ class TestWalk:
     ) -> None:
         made = recurrent_head(kind, vocab=203)
         folder = write_drafter(tmp_path / "recurrent", made)
-        hidden = hidden_states(made, batch=2, steps=5, seed=4)
+        hidden = hidden_states(made, batch=2, steps=5, seed=4) * 40
         path = tmp_path / "hidden.safetensors"
         save_file({"a": torch.zeros(1), "hidden": hidden}, path)
         command = ["walk", "--head", folder, "--base-logits", logits_file, "--hidden", path]
@@ -201,7 +201,10 @@ class TestWalk:
         assert run(*command, "--anchor", 7, 202, "--backend", backend) == 0
         plan = plan_residency(made, "h200", batch=2, steps=5)
         anchor = torch.tensor([7, 202])
-        wanted = Walker(made, plan, backend=backend)(base_logits, anchor, hidden=hidden)
+        walker = Walker(made, plan, backend=backend)
+        wanted = walker(base_logits, anchor, hidden=hidden)
+        others = walker(base_logits, anchor, hidden=hidden.flip(0))
+        assert not torch.equal(wanted, others), "hidden states have their say"
         assert json.loads(capsys.readouterr().out) == {
             "tokens": wanted.tolist(),
             "backend": backend,
