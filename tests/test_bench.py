@@ -5,6 +5,8 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from dataclasses import replace
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,10 +17,13 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wts.bench import baselines, clock, gate, head, record
+from wts.bench import baselines, clock, gate, head, parts, record
 from wts.bench.baselines import WalkInputs, step_torch
 from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
+from wts.bench.summary import render
+from wts.domino import DominoHead
 from wts.errors import DeviceError, InputError, PlanError
+from wts.reference import reference_walk
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
@@ -190,6 +195,9 @@ def test_a_record_survives_its_file(tmp_path: Path) -> None:
         ("T", -1.0),
         ("T", float("inf")),
         ("T", "0"),
+        ("H", 0),
+        ("G", 1024.0),
+        ("excluded_us", -1.0),
         ("cache", "hot"),
         ("p50_us", float("nan")),
         ("p50_us", 48.0),
@@ -325,6 +333,9 @@ def test_quick_takes_fewer_samples_unless_told() -> None:
         ("--cache", "hot"),
         ("--paths", "wts,rival"),
         ("--gate", "none"),
+        ("--head", "markov,lstm"),
+        ("--hidden-size", "0"),
+        ("--state-size", "many"),
     ],
 )
 def test_bad_options_are_refused(
@@ -340,13 +351,38 @@ def test_the_grid_covers_every_goal() -> None:
     points = {case.point(steps) for case in cases for steps in case.steps}
     assert set(GOALS) <= points
     assert all(len(case.steps) >= 2 for case in cases), "a slope needs two lengths"
-    assert len({(case.vocab, case.batch, case.temperature) for case in cases}) == len(cases)
+    keys = {(case.head, case.vocab, case.batch, case.temperature) for case in cases}
+    assert len(keys) == len(cases)
 
 
 def test_the_grid_can_be_filtered() -> None:
     cases = head.cases_of(parse("--grid", "--vocab", "248320", "--temperature", "1"))
     assert [(case.batch, case.steps) for case in cases] == [(64, (1, 7)), (8, (1, 7)), (1, (1, 7))]
     assert head.cases_of(parse("--grid", "--batch", "3")) == ()
+    assert {case.head for case in head.cases_of(parse("--grid"))} == {"markov"}
+    cases = head.cases_of(parse("--grid", "--head", "rnn,domino"))
+    assert [(case.head, case.batch, case.steps) for case in cases] == [
+        ("rnn", 1, (1, 7, 15)),
+        ("domino", 1, (1, 7, 15)),
+    ]
+
+
+def test_heads_and_their_sizes_are_options() -> None:
+    (markov,) = head.cases_of(parse("--batch", "1"))
+    assert (markov.head, markov.hidden_size, markov.state_size) == ("markov", 2560, 1024)
+    args = parse("--head", "domino,gated", "--hidden-size", "4096", "--state-size", "512")
+    cases = head.cases_of(args)
+    assert [(case.head, case.batch) for case in cases] == [
+        ("gated", 4),
+        ("gated", 1),
+        ("domino", 4),
+        ("domino", 1),
+    ]
+    assert str(cases[-1]) == "domino H=4096 G=512 V=151936 r=256 B=1 K=1,7,16 T=0"
+    assert str(cases[0]) == "gated H=4096 V=151936 r=256 B=4 K=1,7,16 T=0"
+    assert cases[0].point(7) == Point(
+        head="gated", vocab=151_936, batch=4, steps=7, temperature=0.0
+    )
 
 
 def test_without_a_gpu_the_benchmark_says_so(
@@ -361,9 +397,11 @@ def test_without_a_gpu_the_benchmark_says_so(
 
 
 def inputs_of(table: Any, projection: Any, base: Any, anchor: Any, **more: Any) -> WalkInputs:
+    head_: Any = SimpleNamespace(
+        table=torch.tensor(table).bfloat16(), projection=torch.tensor(projection).bfloat16()
+    )
     return WalkInputs(
-        table=torch.tensor(table).bfloat16(),
-        projection=torch.tensor(projection).bfloat16(),
+        head=head_,
         base_logits=torch.tensor(base).bfloat16(),
         anchor=torch.tensor(anchor),
         **more,
@@ -406,10 +444,12 @@ def test_step_torch_draws_from_the_softmax() -> None:
     torch.manual_seed(0)
     rows = 20_000
     logits = torch.tensor([1.0, 0.0, -1.0])
+    zeros: Any = SimpleNamespace(
+        table=torch.zeros(3, 2).bfloat16(), projection=torch.zeros(3, 2).bfloat16()
+    )
     walk = step_torch(
         WalkInputs(
-            table=torch.zeros(3, 2).bfloat16(),
-            projection=torch.zeros(3, 2).bfloat16(),
+            head=zeros,
             base_logits=logits.bfloat16().expand(rows, 1, 3).contiguous(),
             anchor=torch.zeros(rows, dtype=torch.int64),
             temperatures=torch.full((rows,), 2.0),
@@ -454,6 +494,12 @@ def test_an_sglang_that_does_not_import_gives_its_reason(monkeypatch: pytest.Mon
         baselines.load_sglang()
 
 
+def module_of(given_: Any = None, linear: str = "unused") -> Any:
+    """A stand-in for a module of SGLang, with what it was made of."""
+    names = ("markov_w1", "markov_w2", linear)
+    return SimpleNamespace(made_of=given_, **{name: SimpleNamespace() for name in names})
+
+
 def test_sglang_paths_run_its_own_block() -> None:
     """Against a stand-in for the pieces of SGLang: what they are given, and that tokens return."""
     calls: list[dict[str, Any]] = []
@@ -466,9 +512,10 @@ def test_sglang_paths_run_its_own_block() -> None:
         version=baselines.SGLANG_VERSION,
         draft_markov_block=draft_markov_block,
         draft_noise=SimpleNamespace,
-        vanilla_markov=lambda **_: SimpleNamespace(
-            markov_w1=SimpleNamespace(), markov_w2=SimpleNamespace()
-        ),
+        vanilla_markov=lambda **_: module_of(),
+        gated_markov=lambda **given_: module_of(given_, "gate_proj"),
+        rnn=lambda **given_: module_of(given_, "joint_proj"),
+        domino_rollout=lambda **_: None,
         tp_sync=lambda group: group,
     )
     inputs = inputs_of(
@@ -488,6 +535,192 @@ def test_sglang_paths_run_its_own_block() -> None:
     assert default["markov_head"].markov_w1.weight.data_ptr() == inputs.table.data_ptr()
     assert fused["greedy_draft"] is True
     assert fused["logits_out"] is None
+
+
+# ---- baselines of heads that read hidden states -------------------------------------------------
+
+RECURRENT = ("gated", "rnn", "domino")
+each_kind = pytest.mark.parametrize("kind", RECURRENT)
+
+
+def small_case(kind: Any, **changes: Any) -> HeadCase:
+    fields: dict[str, Any] = {
+        "head": kind,
+        "hidden_size": 48,
+        "state_size": 32,
+        "vocab": 200,
+        "rank": 64,
+        "batch": 4,
+        "temperature": 0.0,
+        "steps": (1, 3),
+    }
+    return HeadCase(**(fields | changes))
+
+
+def recurrent_inputs(kind: Any, steps: int, **changes: Any) -> WalkInputs:
+    case = small_case(kind, **changes)
+    lm_head = gate.draw_lm_head(case, device="cpu", seed=4) if kind == "domino" else None
+    drawn = gate.draw(
+        vocab=case.vocab,
+        batch=case.batch,
+        steps=steps,
+        temperature=case.temperature,
+        device="cpu",
+        seed=5,
+        hidden_size=case.hidden_size,
+        lm_head=lm_head,
+    )
+    return WalkInputs(
+        head=gate.draw_head(case, device="cpu", seed=6),
+        base_logits=drawn.base_logits,
+        anchor=drawn.anchor,
+        hidden=drawn.hidden,
+        lm_head=lm_head,
+        temperatures=drawn.temperatures,
+        noise_offset=torch.zeros(1, dtype=torch.int64),
+        logits_out=torch.zeros_like(drawn.base_logits),
+    )
+
+
+@each_kind
+def test_step_torch_is_the_formula_of_each_head(kind: Any) -> None:
+    """Its sums are in another order, and on a CPU torch's GRU rounds more often."""
+    inputs = recurrent_inputs(kind, 6, batch=30)
+    tokens = step_torch(inputs)()
+    wanted = reference_walk(inputs.head, inputs.base_logits, inputs.anchor, hidden=inputs.hidden)
+    # A walk that went another way once stays there: first steps only.
+    assert torch.equal(tokens[:, 0], wanted[:, 0])
+    assert (tokens[:, :3] == wanted[:, :3]).double().mean() > 0.8
+    assert len(wanted[:, 1:].unique()) > 20, "a walk that stands still says little"
+    plain = inputs.base_logits.argmax(2)
+    assert (wanted[:, 1:] == plain[:, 1:]).double().mean() < 0.7, "the head has its say"
+
+
+@each_kind
+def test_latents_and_states_of_step_torch_are_near_those_of_the_formula(kind: Any) -> None:
+    inputs = recurrent_inputs(kind, 6)
+    assert inputs.hidden is not None
+    latent_of, state = baselines._latent_in_torch(inputs)
+    wanted_state = inputs.head.initial_state(inputs.batch)
+    for step in range(6):
+        token, hidden = inputs.anchor + step, inputs.hidden[:, step]
+        state, latent = latent_of(state, inputs.table[token % 200], hidden)
+        wanted_state, wanted = inputs.head.latent(wanted_state, token % 200, hidden)
+        assert (latent is None) == (wanted is None) == (kind == "domino" and step == 0)
+        for found, right in ((latent, wanted), (state, wanted_state)):
+            if isinstance(found, torch.Tensor) and isinstance(right, torch.Tensor):
+                assert torch.allclose(found.float(), right.float(), rtol=0.05, atol=0.05)
+
+
+@each_kind
+def test_drawn_heads_have_biases_like_those_of_a_markov_head(kind: Any) -> None:
+    drawn = gate.draw_head(small_case(kind, vocab=3000, rank=128), device="cpu", seed=0)
+    hidden = torch.randn(64, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
+    state, _ = drawn.latent(drawn.initial_state(64), torch.arange(64), hidden)
+    latent = drawn.latent(state, torch.arange(64, 128), hidden)[1]
+    assert latent is not None
+    bias = latent.float() @ drawn.projection.float().T
+    assert float(bias.std()) == pytest.approx(1.5, rel=0.15)
+
+
+def test_base_logits_of_an_lm_head_are_its_product() -> None:
+    inputs = recurrent_inputs("domino", 3, vocab=4000)
+    assert inputs.hidden is not None
+    assert inputs.lm_head is not None
+    wanted = inputs.hidden.float() @ inputs.lm_head.float().T
+    assert torch.allclose(inputs.base_logits.float(), wanted, rtol=0.01, atol=0.01)
+    assert float(inputs.base_logits.float().std()) == pytest.approx(2.0, rel=0.1)
+
+
+def test_hidden_states_are_for_the_heads_that_read_them() -> None:
+    inputs = recurrent_inputs("gated", 3)
+    for changes in ({"hidden": None}, {"hidden": inputs.hidden[:, :2]}):  # type: ignore[index]
+        with pytest.raises(InputError, match=r"^hidden: wanted \[4, 3, 48\]"):
+            replace(inputs, **changes)
+    with pytest.raises(InputError, match=r"^hidden: wanted None"):
+        replace(inputs, head=gate.probe_of(inputs.head))
+
+
+def stand_in_library(calls: list[dict[str, Any]]) -> baselines.Sglang:
+    """SGLang's pieces, which note what they are given and draft fives."""
+
+    def draft_markov_block(**given_: Any) -> tuple[torch.Tensor, None]:
+        calls.append(given_)
+        return torch.full(given_["base_logits"].shape[:2], 5), None
+
+    def domino_rollout(**given_: Any) -> torch.Tensor:
+        calls.append(given_)
+        batch, positions, _ = given_["draft_hidden"].shape
+        return torch.full((batch, positions - 1), 5)
+
+    return baselines.Sglang(
+        version=baselines.SGLANG_VERSION,
+        draft_markov_block=draft_markov_block,
+        draft_noise=SimpleNamespace,
+        vanilla_markov=lambda **given_: module_of(given_),
+        gated_markov=lambda **given_: module_of(given_, "gate_proj"),
+        rnn=lambda **given_: module_of(given_, "joint_proj"),
+        domino_rollout=domino_rollout,
+        tp_sync=lambda group: group,
+    )
+
+
+@pytest.mark.parametrize(("kind", "linear"), [("gated", "gate_proj"), ("rnn", "joint_proj")])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_sglang_is_given_its_own_module_of_a_head(
+    kind: Any, linear: str, temperature: float
+) -> None:
+    calls: list[dict[str, Any]] = []
+    inputs = recurrent_inputs(kind, 3, temperature=temperature)
+    tokens = baselines.sglang(inputs, library=stand_in_library(calls))()
+    assert tokens.shape == (4, 3)
+    (call,) = calls
+    module = call["markov_head"]
+    assert module.made_of == {"vocab_size": 200, "markov_rank": 64, "hidden_size": 48}
+    names = ("gate_weight", "gate_bias") if kind == "gated" else ("joint_weight", "joint_bias")
+    held = getattr(module, linear)
+    for part, name in zip((held.weight, held.bias), names, strict=True):
+        assert part.data_ptr() == getattr(inputs.head, name).data_ptr()
+    assert module.markov_w2.weight.data_ptr() == inputs.projection.data_ptr()
+    assert call["draft_hidden"] is inputs.hidden
+    assert call["step_temperatures"].tolist() == [temperature] * 4
+    with pytest.raises(InputError, match="one greedy row of a Markov head"):
+        baselines.sglang_greedy(recurrent_inputs(kind, 2, batch=1), library=stand_in_library([]))
+
+
+@pytest.mark.parametrize("shift_label", [False, True])
+def test_sglang_is_given_a_domino_block(shift_label: bool) -> None:
+    calls: list[dict[str, Any]] = []
+    inputs = recurrent_inputs("domino", 3)
+    assert isinstance(inputs.head, DominoHead)
+    inputs = replace(inputs, head=replace(inputs.head, shift_label=shift_label))
+    tokens = baselines.sglang_domino(inputs, library=stand_in_library(calls))()
+    assert tokens.shape == (4, 3)
+    (call,) = calls
+    assert isinstance(inputs.head, DominoHead)
+    assert call["draft_hidden"].shape == (4, 4, 48)
+    assert torch.equal(inputs.head.drafting_hidden(call["draft_hidden"]), inputs.hidden)
+    assert (call["vocab_size"], call["candidate_pool_size"]) == (200, 0)
+    assert call["shift_label"] is shift_label
+    assert call["lm_head_weight"] is inputs.lm_head
+    assert torch.equal(call["bonus_tokens"], inputs.anchor)
+    assert torch.equal(call["prefix_gru"].weight_ih_l0, inputs.head.gru_input_weight)
+    assert torch.equal(call["prefix_gru"].weight_hh_l0, inputs.head.gru_state_weight)
+    assert torch.equal(call["embed_proj"][0].weight, inputs.head.projector_weight)
+    assert torch.equal(call["embed_proj"][2].weight, inputs.projection)
+    assert torch.equal(call["target_embedding"](inputs.anchor), inputs.table[inputs.anchor])
+
+
+def test_sglang_rolls_out_greedy_domino_heads_only() -> None:
+    library = stand_in_library([])
+    inputs = recurrent_inputs("domino", 2)
+    for other in (
+        recurrent_inputs("domino", 2, temperature=1.0),
+        recurrent_inputs("gated", 2),
+        replace(inputs, lm_head=None),
+    ):
+        with pytest.raises(InputError, match="a greedy walk of a Domino head"):
+            baselines.sglang_domino(other, library=library)
 
 
 # ---- the gate ----------------------------------------------------------------------------------
@@ -533,8 +766,7 @@ class TinyWalker:
     ) -> torch.Tensor:
         tokens = step_torch(
             WalkInputs(
-                table=self.head.table,
-                projection=self.head.projection,
+                head=self.head,
                 base_logits=base_logits,
                 anchor=anchor,
             )
@@ -622,11 +854,14 @@ def test_drawn_inputs_are_as_said() -> None:
 def no_stopwatch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Replace graphs, events and the questions to the GPU; everything is computed on the CPU."""
 
+    def replay(launch: Any, output: torch.Tensor) -> None:
+        output.copy_(launch())
+
     def capture(variants: dict[str, Any]) -> dict[str, clock.Captured]:
         made = {}
         for name, launch in variants.items():
             output = launch()
-            graph: Any = SimpleNamespace(replay=lambda: None)
+            graph: Any = SimpleNamespace(replay=partial(replay, launch, output))
             made[name] = clock.Captured(graph=graph, output=output)
         return made
 
@@ -688,9 +923,8 @@ def test_a_run_writes_a_record_per_point(
     assert "step_torch / path" in capsys.readouterr().out
 
 
-def test_the_walker_itself_goes_through_a_run(
-    no_stopwatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+@pytest.fixture
+def emulated(no_stopwatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The real planner and Walker, with the emulator in the place of the device."""
     planner, walk = import_module("wts.planner"), import_module("wts.walk")
     real_plan, real_walker = planner.plan_residency, walk.Walker
@@ -704,8 +938,224 @@ def test_the_walker_itself_goes_through_a_run(
 
     no_stopwatch.setattr(planner, "plan_residency", plan_for_h200)
     no_stopwatch.setattr(walk, "Walker", emulator)
+    return no_stopwatch
+
+
+def test_the_walker_itself_goes_through_a_run(
+    emulated: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     assert head.main([*SMALL, "--paths", "wts,step_torch"]) == 0
     assert "100%" in capsys.readouterr().out
+
+
+RECURRENT_SMALL = (*SMALL, "--hidden-size", "40", "--state-size", "32")
+
+
+@each_kind
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_a_run_of_a_head_that_reads_hidden_states(
+    kind: Any, temperature: float, emulated: pytest.MonkeyPatch, tmp_path: Path, capsys: Any
+) -> None:
+    """Records say the head and its sizes; its probe is timed beside it."""
+    arguments = [*RECURRENT_SMALL, "--head", kind, "--temperature", str(temperature)]
+    paths = ("wts", "probe", "step_torch")
+    assert head.main([*arguments, "--paths", ",".join(paths), "--out", str(tmp_path)]) == 0
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    assert {(line["B"], line["K"], line["path"]) for line in records} == {
+        (batch, steps, path) for batch in (1, 2) for steps in (1, 3) for path in paths
+    }
+    for line in records:
+        assert (line["head"], line["H"]) == (kind, 40)
+        assert line.get("G") == (32 if kind == "domino" else None)
+        assert line["excludes"] == ("lm_head" if kind == "domino" else "")
+        assert line.get("excluded_us") == (0.0 if kind == "domino" else None)
+        ours = line["path"] in ("wts", "probe")
+        assert line["weights"] == ("int8" if ours else "bf16")
+        assert bool(line["plan"]) is ours
+    plans = {path: {line["plan"] for line in records if line["path"] == path} for path in paths}
+    assert not plans["wts"] & plans["probe"]
+    out = capsys.readouterr()
+    assert out.out.count(" tokens of") == 0
+    assert out.err.count("tokens of wts equal the emulator's") == 2
+    assert out.err.count("tokens of probe equal the emulator's") == 2
+
+
+def test_a_head_may_be_one_of_several(emulated: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    arguments = [*RECURRENT_SMALL, "--head", "markov,gated", "--paths", "wts,probe"]
+    assert head.main([*arguments, "--out", str(tmp_path)]) == 0
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    assert {(line["head"], line["path"]) for line in records} == {
+        ("markov", "wts"),
+        ("gated", "wts"),
+        ("gated", "probe"),
+    }
+    assert all("H" not in line for line in records if line["head"] == "markov")
+
+
+def test_a_case_that_no_path_exists_for_has_no_rows(
+    emulated: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+
+    def capture(variants: dict[str, Any]) -> dict[str, clock.Captured]:
+        raise AssertionError("there is nothing to time")
+
+    emulated.setattr(clock, "capture", capture)
+    assert head.main([*SMALL, "--paths", "probe"]) == 0
+    assert "done, 0 points" in capsys.readouterr().err
+
+
+def test_the_lm_head_product_is_subtracted_from_sglang_alone(
+    emulated: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def time_replays(
+        captured: dict[str, clock.Captured], *, cache: str, control: Any, rounds: int
+    ) -> dict[str, clock.Timing]:
+        us = {"wts": 50.0, "probe": 30.0, "step_torch": 500.0, "sglang": 700.0, "lm_head": 190.0}
+        return {
+            name: clock.Timing(name=name, samples_us=(us[name.split("@")[0]],) * 3)
+            for name in captured
+        }
+
+    def sglang_domino(inputs: WalkInputs, *, library: Any) -> Any:
+        return step_torch(inputs)
+
+    emulated.setattr(clock, "time_replays", time_replays)
+    emulated.setattr(baselines, "load_sglang", lambda: stand_in_library([]))
+    emulated.setattr(baselines, "sglang_domino", sglang_domino)
+    arguments = [*RECURRENT_SMALL, "--head", "domino", "--batch", "1", "--steps", "3"]
+    assert head.main([*arguments, "--out", str(tmp_path)]) == 0
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    found = {line["path"]: (line["p50_us"], line["excluded_us"]) for line in records}
+    assert found == {
+        "wts": (50.0, 0.0),
+        "probe": (30.0, 0.0),
+        "step_torch": (500.0, 0.0),
+        "sglang": (510.0, 190.0),
+    }
+    assert "190.0 us alone, is subtracted from sglang" in capsys.readouterr().out
+
+
+@each_kind
+def test_a_wrong_token_of_a_head_that_reads_hidden_states_is_caught(
+    kind: Any, emulated: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """What the emulator is given is the device's own hidden part, and a wrong one is found out."""
+    real = gate.device_part
+    emulated.setattr(gate, "device_part", lambda walker, hidden: real(walker, hidden) + 3)
+    assert head.main([*RECURRENT_SMALL, "--head", kind, "--paths", "wts"]) == 1
+    assert "WalkFault: tokens" in capsys.readouterr().out
+
+
+def test_a_part_and_an_emulator_of_a_device_walker() -> None:
+    """They are of what the device holds: with a stand-in for its memory."""
+    made = gate.draw_head(small_case("rnn"), device="cpu", seed=1)
+    plan = import_module("wts.planner").plan_residency(made, "h200", batch=4, steps=8)
+    packed = import_module("wts.pack").pack_head(made, plan, torch.device("cpu"))
+    part = torch.randn(4 * 8, plan.part)
+    walker: Any = SimpleNamespace(
+        plan=plan, _device_walk=SimpleNamespace(packed=packed, part=part), _emulator=None
+    )
+    hidden = torch.zeros(2, 3, 48).bfloat16()
+    found = gate.device_part(walker, hidden)
+    assert found.shape == (2, 3, plan.part)
+    assert torch.equal(found[1, 0], part[3])
+    assert torch.equal(found[0, 2], part[2])
+    emulator = gate.emulator_of(walker)
+    packed.tiles.zero_()
+    assert bool(emulator.packed.tiles.any()), "its own copy"
+    assert emulator.packed.cell is not None
+    assert emulator.packed.draft_to_target is None
+    tokens, _ = emulator.walk(
+        torch.zeros(2, 3, 200).bfloat16(), torch.tensor([1, 2]), hidden_part=found
+    )
+    assert tokens.shape == (2, 3)
+
+
+def test_parts_of_a_step_are_between_the_events_of_a_round() -> None:
+    """Two groups take turns, two steps: the last step's rounds are left out."""
+    names, traced = parts._layout()
+    assert names[:2] == ["LATENT_SEEN", "SWEPT"]
+    stamps = torch.zeros(3, traced, len(names), dtype=torch.int64)
+    for block in range(3):
+        for round_ in range(4):
+            begin = 1000 * (block + 1) + 70 * (round_ // 2) + 5 * (round_ % 2)
+            stamps[block, round_] = begin + torch.tensor([0, 10, 13, 15, 20, 50, 65])
+    stamps[:, 2:, 1:] -= torch.arange(1, len(names)) * 100
+    found = parts.parts_of(stamps, steps=2, groups=2)
+    assert list(found.values()) == [10, 3, 2, 5, 30, 15, 5, 70]
+    assert list(found) == list(parts.PARTS)
+    stamps[:, :, names.index("LATENT_SENT")] = 0  # a kernel of many groups does not mark it
+    found = parts.parts_of(stamps, steps=2, groups=2)
+    assert set(parts.PARTS) - set(found) == {"latent and state", "seen"}
+    text = parts.parts_text([("gated V=9, wts", found)])
+    assert "gated V=9, wts: sweep 10, " in text
+
+
+def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    inputs = recurrent_inputs("rnn", 3)
+    plan = import_module("wts.planner").plan_residency(inputs.head, "h200", batch=4, steps=3)
+    walker = import_module("wts.walk").Walker(inputs.head, plan, backend="emulator")
+    wrong = 0
+
+    class Traced:
+        def __init__(self, *_: Any, trace: bool) -> None:
+            assert trace
+            self.plan = plan
+
+        def launch(self, base: Any, anchor: Any, tokens: torch.Tensor, **given_: Any) -> None:
+            given_["trace"].copy_(torch.arange(given_["trace"].numel()).view_as(given_["trace"]))
+            tokens.copy_(walker(base, anchor, hidden=given_["hidden"]) + wrong)
+
+        def check(self) -> None:
+            pass
+
+    monkeypatch.setattr(import_module("wts.walk"), "_DeviceWalk", Traced)
+
+    class Stand(SimpleNamespace):
+        def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+            tokens: torch.Tensor = walker(*args, **kwargs)
+            return tokens
+
+    stand: Any = Stand(head=inputs.head, plan=plan, _device_walk=SimpleNamespace(device="cpu"))
+    assert parts.traced_parts(stand, inputs)["sweep"] == 1
+    wrong = 1
+    with pytest.raises(gate.WalkFault, match="traced"):
+        parts.traced_parts(stand, inputs)
+
+
+def test_agreement_is_of_last_tokens_where_the_earlier_ones_agree() -> None:
+    ours = torch.tensor([[1, 2], [1, 3], [4, 5], [6, 7]])
+    theirs = torch.tensor([[1, 2], [1, 4], [0, 5], [6, 7]])
+    assert gate.agreement(ours, theirs) == pytest.approx(2 / 3)
+    assert gate.agreement(ours[:, :1], theirs[:, :1]) == 0.75
+    assert gate.agreement(ours, ours + 1) == 0.0
+
+
+def test_the_table_of_other_heads_names_them_and_their_probes() -> None:
+    def line(kind: str, path: str, us: float, temperature: float = 0.0) -> record.Record:
+        return head_record(
+            head=kind, path=path, p50_us=us, p05_us=us, p95_us=us, T=temperature, run_id="one"
+        )
+
+    paths = {"wts": 50.0, "sglang": 600.0, "step_torch": 700.0}
+    markov = [line("markov", path, us) for path, us in paths.items()]
+    (row,) = [text for text in render(markov, source="x").splitlines() if "600.0" in text]
+    assert row == "| 151,936 | 1 | 0 | 16 | 50.0 | 600.0 | 700.0 | 12.0 x |"
+    gated = [line("gated", path, us + 10) for path, us in {**paths, "probe": 45.0}.items()]
+    sampled = [line("domino", path, paths[path], 1.0) for path in ("wts", "step_torch")]
+    unpaired = [line("rnn", "wts", 1.0), line("rnn", "step_torch", 1.0)]
+    text = render([*sampled, *gated, *unpaired, *markov], source="x")
+    rows = [row for row in text.splitlines() if "151,936" in row]
+    assert rows == [
+        "| markov | 151,936 | 1 | 0 | 16 | 50.0 | 600.0 | 700.0 | 12.0 x |  |",
+        "| gated | 151,936 | 1 | 0 | 16 | 60.0 | 610.0 | 710.0 | 10.2 x | 55.0 |",
+        "| domino | 151,936 | 1 | 1 | 16 | 50.0 |  | 700.0 |  |  |",
+    ]
+    widths = {row.count("|") for row in text.splitlines() if row.startswith("|")}
+    assert len(widths) == 1
+    assert "Domino without the product" in text
 
 
 def test_a_case_that_fails_its_gate_is_not_timed(
@@ -780,13 +1230,18 @@ def test_the_table_shows_ratios_goals_and_slopes() -> None:
             plan="feed",
         )
 
-    rows = [row("wts", 7, 27.0), row("wts", 16, 45.0)]
+    rows = [
+        row("wts", 7, 27.0),
+        row("wts", 16, 45.0),
+        row("probe", 7, 20.0),
+        row("probe", 16, 33.5),
+    ]
     rows += [row("sglang", 7, 216.0), row("sglang", 16, 486.0)]
     text = head.table(rows, gpu="h200")
     ours = [line.split() for line in text.splitlines() if " wts " in line]
     assert ours[0][-4:] == ["8.00", "x", "8", "x"]
     assert ours[1][-4:] == ["10.80", "x", "11.5", "x"]
-    assert ours[2][-2:] == ["2.000", "13.00"]
+    assert ours[2][-4:] == ["2.000", "13.00", "1.33", "x"]
     assert "11.5 x" not in head.table(rows, gpu="h100")
 
 

@@ -7,15 +7,19 @@ from __future__ import annotations
 
 import shutil
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 import torch
 
 from simulator import Simulator, step_dtype
+from wts.bench import gate
+from wts.bench.cases import HeadCase
 from wts.cells import RecurrentHead
 from wts.device import gpu_spec
 from wts.domino import DominoHead
+from wts.emulator import Emulator
 from wts.noise import Noise
 from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
@@ -148,3 +152,78 @@ def test_any_schedule(kind: Any) -> None:
         base, anchor, hidden = inputs(head, 1 + seed % 4, 1 + seed % 7, seed)
         tokens = simulator(base, anchor, hidden=hidden, seed=seed)
         assert torch.equal(tokens, walker(base, anchor, hidden=hidden))
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_the_gate_of_the_benchmark(kind: Any, temperature: float) -> None:
+    """As `wts bench head` uses it, of a head as it draws it; what the emulator is given counts."""
+    case = HeadCase(
+        head=kind.kind,
+        hidden_size=HIDDEN,
+        state_size=96,
+        vocab=300,
+        rank=64,
+        batch=3,
+        temperature=temperature,
+        steps=(4,),
+    )
+    head: Any = gate.draw_head(case, device="cpu", seed=2)
+    plan = plan_of(head, batch=3, blocks=2, sampled=temperature > 0)
+    simulator: Any = Simulator(head, plan)
+    emulator = gate.EmulatedWalk(Emulator(plan=plan, packed=simulator.packed))
+    drawn = gate.draw(
+        vocab=300,
+        batch=3,
+        steps=4,
+        temperature=temperature,
+        device="cpu",
+        seed=1,
+        hidden_size=HIDDEN,
+    )
+    checked = partial(
+        gate.check_walk,
+        simulator,
+        emulator,
+        drawn,
+        whole=True,
+        make_noise=lambda key, offset: Noise(key=key, offset=offset),
+    )
+    assert checked(part_of=simulator.packed.hidden_part) == 12
+    with pytest.raises(gate.WalkFault):
+        checked(part_of=lambda hidden: simulator.packed.hidden_part(hidden.flip(0)))
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("batch", [1, 5])
+def test_a_block_that_never_comes_is_named_and_the_next_walk_is_right(
+    kind: Any, batch: int
+) -> None:
+    """Of a head with a state its products are missed first; sums of old walks are not taken."""
+    head = head_of(kind, 300, 64)
+    plan = plan_of(head, batch=batch, blocks=3)
+    simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
+    base, anchor, hidden = inputs(head, batch, 3)
+    for _ in range(2):  # with words of the walk before in its slots, the second time
+        simulator(base, anchor, hidden=hidden, absent=1, timeout_us=200)
+        _, error, waiter, step, _ = simulator.status.tolist()[:5]
+        assert (error, step) == (1, 0)
+        assert waiter in (1, 2)
+        simulator.slots.zero_()
+        simulator.state_slots.zero_()
+        simulator.status[:4] = torch.tensor([2, 0, 0, 0])
+        tokens = simulator(base, anchor, hidden=hidden)
+        assert torch.equal(tokens, walker(base, anchor, hidden=hidden))
+
+
+@pytest.mark.parametrize("kind", [RnnHead, DominoHead])
+def test_products_of_the_exchange_before_are_not_taken(kind: Any) -> None:
+    """Every slot holds a large sum, whose number is one too small."""
+    head = head_of(kind, 300, 64)
+    plan = plan_of(head, batch=2, blocks=3)
+    simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
+    for seed in range(6):
+        base, anchor, hidden = inputs(head, 2, 4, seed)
+        tokens = simulator(base, anchor, hidden=hidden, seed=seed)
+        assert torch.equal(tokens, walker(base, anchor, hidden=hidden))
+        simulator.state_slots.fill_((0x7149F2CA << 32) | (int(simulator.status[0]) - 1))  # 1e30

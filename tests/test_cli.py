@@ -12,11 +12,15 @@ import pytest
 import torch
 from safetensors.torch import save_file
 
-from drafters import head_tensors, write_drafter
+from drafters import head_tensors, write_drafter, write_target
+from strategies import KINDS, hidden_states, recurrent_head
 from wts import cli, demo, doctor
+from wts.cells import RecurrentHead
+from wts.domino import DominoHead
 from wts.errors import CompileError, DeviceError
 from wts.heads import MarkovHead
 from wts.planner import plan_residency
+from wts.recurrent import GatedHead, RnnHead
 from wts.walk import Walker
 
 BF16 = torch.bfloat16
@@ -105,10 +109,34 @@ class TestPlan:
         )
         assert run_python(code) == 0
 
+    @pytest.mark.parametrize(
+        ("arguments", "kind", "state"),
+        [
+            (["--head-kind", "markov"], "markov", None),
+            (["--head-kind", "gated"], "gated", None),
+            (["--head-kind", "rnn", "--rank", 128], "rnn", 128),
+            (["--head-kind", "domino"], "domino", 1024),
+            (["--head-kind", "domino", "--state-size", 512], "domino", 512),
+        ],
+    )
+    def test_other_heads(
+        self,
+        arguments: list[object],
+        kind: str,
+        state: int | None,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        assert run("plan", "--vocab", 32000, "--gpu", "h200", *arguments) == 0
+        out = capsys.readouterr().out
+        assert f": {kind}, V = 32000" in out
+        assert f"state: {state} numbers" in out if state else "state:" not in out
+
     @pytest.mark.usefixtures("no_gpu")
     @pytest.mark.parametrize(
         ("arguments", "word"),
         [
+            (["--gpu", "h200", "--head-kind", "rnn", "--state-size", 64], "state-size"),
+            (["--gpu", "h200", "--head-kind", "domino", "--state-size", 0], "state"),
             (["--gpu", "a100"], "a100"),
             (["--gpu", "LOCAL"], "found none"),
             ([], "found none"),
@@ -150,6 +178,87 @@ class TestWalk:
             "plan": plan.hash,
             "clamped_anchors": 0,
         }
+
+    @pytest.mark.parametrize("kind", KINDS)
+    @pytest.mark.parametrize("backend", ["emulator", "reference"])
+    def test_heads_that_read_hidden_states(
+        self,
+        kind: type[RecurrentHead],
+        backend: Any,
+        tmp_path: Path,
+        base_logits: torch.Tensor,
+        logits_file: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        made = recurrent_head(kind, vocab=203)
+        folder = write_drafter(tmp_path / "recurrent", made)
+        hidden = hidden_states(made, batch=2, steps=5, seed=4) * 40
+        path = tmp_path / "hidden.safetensors"
+        save_file({"a": torch.zeros(1), "hidden": hidden}, path)
+        command = ["walk", "--head", folder, "--base-logits", logits_file, "--hidden", path]
+        if kind is DominoHead:
+            command += ["--target", write_target(tmp_path / "target", made)]
+        assert run(*command, "--anchor", 7, 202, "--backend", backend) == 0
+        plan = plan_residency(made, "h200", batch=2, steps=5)
+        anchor = torch.tensor([7, 202])
+        walker = Walker(made, plan, backend=backend)
+        wanted = walker(base_logits, anchor, hidden=hidden)
+        others = walker(base_logits, anchor, hidden=hidden.flip(0))
+        assert not torch.equal(wanted, others), "hidden states have their say"
+        assert json.loads(capsys.readouterr().out) == {
+            "tokens": wanted.tolist(),
+            "backend": backend,
+            "plan": plan.hash,
+            "clamped_anchors": 0,
+        }
+
+    def test_hidden_states_of_one_request_in_a_file_with_one_tensor(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        made = recurrent_head(GatedHead, vocab=203)
+        folder = write_drafter(tmp_path / "gated", made)
+        base, path = tmp_path / "base.safetensors", tmp_path / "hidden.safetensors"
+        save_file({"x": torch.zeros(3, 203).bfloat16()}, base)
+        save_file({"y": hidden_states(made, batch=1, steps=3, seed=4)[0]}, path)
+        command = ("walk", "--head", folder, "--base-logits", base, "--hidden", path)
+        assert run(*command, "--anchor", 1, "--backend", "emulator") == 0
+        (row,) = json.loads(capsys.readouterr().out)["tokens"]
+        assert len(row) == 3
+
+    @pytest.mark.parametrize(
+        ("kind", "tensor", "more", "words"),
+        [
+            (GatedHead, None, (), ["hidden", "40 elements", "gated", "--hidden FILE"]),
+            (None, torch.zeros(2, 5, 40), (), ["hidden", "Markov head reads no"]),
+            (RnnHead, torch.zeros(2, 5, 41).bfloat16(), (), ["hidden", "[2, 5, 40]", "[2, 5, 41]"]),
+            (RnnHead, torch.zeros(2, 5, 40), (), ["hidden", "bfloat16", "float32"]),
+            (RnnHead, torch.zeros(40).bfloat16(), (), ["[B, K, H]", "bfloat16[40]"]),
+            (DominoHead, torch.zeros(2, 5, 40).bfloat16(), (), ["target", "--target DIR"]),
+            (GatedHead, torch.zeros(2, 5, 40).bfloat16(), ("--target", "."), ["target", "Domino"]),
+        ],
+    )
+    def test_refuses_hidden_states(
+        self,
+        kind: type[RecurrentHead] | None,
+        tensor: torch.Tensor | None,
+        more: tuple[str, ...],
+        words: list[str],
+        head: MarkovHead,
+        tmp_path: Path,
+        logits_file: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        made = head if kind is None else recurrent_head(kind, vocab=203)
+        folder = write_drafter(tmp_path / "other", made)
+        command: list[object] = ["walk", "--head", folder, "--base-logits", logits_file, *more]
+        if tensor is not None:
+            path = tmp_path / "hidden.safetensors"
+            save_file({"hidden": tensor}, path)
+            command += ["--hidden", path]
+        assert run(*command, "--anchor", 1, 2, "--backend", "emulator") == 2
+        line = error_line(capsys)
+        for word in words:
+            assert word in line
 
     def test_clamped_anchors_are_reported(
         self, drafter: Path, logits_file: Path, capsys: pytest.CaptureFixture[str]

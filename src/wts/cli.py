@@ -18,9 +18,12 @@ from typing import TYPE_CHECKING
 
 from wts.device import GPUS, LOCAL, GpuSpec, gpu_spec
 from wts.errors import DeviceError, InputError, WalkError, describe
+from wts.numbers import HEAD_KINDS
 
 if TYPE_CHECKING:
     import torch
+
+    from wts.cells import AnyHead
 
 __all__ = ["main"]
 
@@ -28,6 +31,8 @@ _BACKENDS = ("auto", "device", "emulator", "reference")
 _READINGS = ("auto", "offsets", "ids")
 _GPU_NAMES = ", ".join([*GPUS, LOCAL])
 _BASE_LOGITS = "base_logits"
+_HIDDEN = "hidden"
+_STATE_SIZE = 1024  # of published Domino heads
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -70,6 +75,10 @@ def _parser() -> argparse.ArgumentParser:
     plan = commands.add_parser("plan", help="show which weights live where")
     plan.add_argument("--vocab", type=int, required=True, metavar="V", help="projection rows")
     plan.add_argument("--rank", type=int, default=256, metavar="R", help="default 256")
+    plan.add_argument("--head-kind", choices=HEAD_KINDS, default="markov", help="default markov")
+    plan.add_argument(
+        "--state-size", type=int, metavar="G", help=f"of a Domino head, default {_STATE_SIZE}"
+    )
     plan.add_argument("--gpu", default=LOCAL, help=f"{_GPU_NAMES} (default)")
     plan.add_argument("--batch", type=int, default=1, metavar="B", help="default 1")
     plan.add_argument("--steps", type=int, default=16, metavar="K", help="default 16")
@@ -85,6 +94,16 @@ def _parser() -> argparse.ArgumentParser:
         required=True,
         metavar="FILE",
         help=f"safetensors with {_BASE_LOGITS} (or one tensor), [B, K, V] or [K, V]",
+    )
+    walk.add_argument(
+        "--hidden",
+        type=Path,
+        metavar="FILE",
+        help=f"safetensors with {_HIDDEN} (or one tensor), bfloat16 [B, K, H] or [K, H]: hidden "
+        "states at the positions of the base logits; for heads that read them",
+    )
+    walk.add_argument(
+        "--target", type=Path, metavar="DIR", help="target model's folder, for a Domino drafter"
     )
     walk.add_argument(
         "--anchor",
@@ -111,7 +130,7 @@ def _parser() -> argparse.ArgumentParser:
     bench.add_argument(
         "what",
         choices=["head", "table"],
-        help="head: walks of a Markov head; table FILE: the README's table of a results file",
+        help="head: walks of a head; table FILE: the README's table of a results file",
     )
     bench.add_argument("options", nargs=argparse.REMAINDER, help="see wts bench head --help")
     bench.set_defaults(run=_bench)
@@ -148,7 +167,16 @@ def _plan(args: argparse.Namespace) -> int:
     spec = gpu_spec(args.gpu)
     if args.blocks is not None:
         spec = spec.with_blocks(args.blocks)
-    shape = Shape(vocab=args.vocab, rank=args.rank)
+    if args.state_size is not None and args.head_kind != "domino":
+        raise InputError.mismatch(
+            "state-size",
+            wanted="none: only a Domino head's state has a size of its own",
+            found=f"{args.state_size} for a {args.head_kind} head",
+            fix="leave it out",
+        )
+    domino_size = _STATE_SIZE if args.state_size is None else args.state_size
+    state = {"rnn": args.rank, "domino": domino_size}.get(args.head_kind, 0)
+    shape = Shape(vocab=args.vocab, rank=args.rank, kind=args.head_kind, state=state)
     print(plan_residency(shape, spec, batch=args.batch, steps=args.steps, sampled=args.sampled))
     return 0
 
@@ -159,13 +187,14 @@ def _walk(args: argparse.Namespace) -> int:
     say("loading torch")
     import torch
 
-    from wts.heads import NUMBER_TYPE_OF, MarkovHead
+    from wts.heads import NUMBER_TYPE_OF
     from wts.planner import plan_residency
     from wts.walk import Walker
 
     say(f"reading the head of {args.head}")
-    head = MarkovHead.from_checkpoint(args.head, d2t_reading=args.d2t)
-    base_logits = _read_base_logits(args.base_logits)
+    head = _read_head(args)
+    base_logits = _read_steps(args.base_logits, _BASE_LOGITS, "V")
+    hidden = _read_hidden(args, head)
     if base_logits.dtype not in NUMBER_TYPE_OF:
         raise InputError.mismatch(
             f"{args.base_logits}",
@@ -184,7 +213,11 @@ def _walk(args: argparse.Namespace) -> int:
     walker = Walker(head, plan, backend=args.backend, fallback=args.fallback)
     device = "cuda" if walker.backend == "device" else "cpu"
     say(f"walking on the {walker.backend}")
-    tokens = walker(base_logits.to(device), torch.tensor(args.anchor, device=device))
+    tokens = walker(
+        base_logits.to(device),
+        torch.tensor(args.anchor, device=device),
+        hidden=None if hidden is None else hidden.to(device),
+    )
     walker.check()
     result = {
         "tokens": tokens.tolist(),
@@ -216,25 +249,79 @@ def _spec_to_walk(args: argparse.Namespace) -> GpuSpec:
     return spec if spec.is_hopper or not args.fallback else GPUS["h200"]
 
 
-def _read_base_logits(path: Path) -> torch.Tensor:
-    """Read [B, K, V]; one request may leave its dimension out."""
+def _read_head(args: argparse.Namespace) -> AnyHead:
+    """Read a drafter's head, of the kind that its folder says."""
+    from wts.checkpoint import read_config
+    from wts.domino import DominoHead
+    from wts.heads import MarkovHead
+    from wts.recurrent import GatedHead, RnnHead
+
+    config = read_config(args.head)
+    if config.domino is not None:
+        if args.target is None:
+            raise InputError.mismatch(
+                "target",
+                wanted="the folder of the target model, whose embedding a Domino head reads",
+                found="none",
+                fix="pass --target DIR",
+            )
+        return DominoHead.from_checkpoint(args.head, target=args.target, d2t_reading=args.d2t)
+    if args.target is not None:
+        raise InputError.mismatch(
+            "target",
+            wanted="none: only a Domino head reads its target's embedding",
+            found=args.target,
+            fix="leave it out",
+        )
+    if config.markov_head_type == "gated":
+        return GatedHead.from_checkpoint(args.head, d2t_reading=args.d2t)
+    if config.markov_head_type == "rnn":
+        return RnnHead.from_checkpoint(args.head, d2t_reading=args.d2t)
+    return MarkovHead.from_checkpoint(args.head, d2t_reading=args.d2t)
+
+
+def _read_hidden(args: argparse.Namespace, head: AnyHead) -> torch.Tensor | None:
+    """Read hidden states where a head reads them; what they have to be is checked by the walk."""
+    if (args.hidden is None) != (head.hidden_size is None):
+        raise InputError.mismatch(
+            "hidden",
+            wanted="none: a Markov head reads no hidden states"
+            if head.hidden_size is None
+            else f"hidden states of {head.hidden_size} elements, which this {head.kind} head reads",
+            found="none" if args.hidden is None else args.hidden,
+            fix="leave it out" if head.hidden_size is None else "pass --hidden FILE",
+        )
+    return None if args.hidden is None else _read_steps(args.hidden, _HIDDEN, "H")
+
+
+def _read_steps(path: Path, name: str, last: str) -> torch.Tensor:
+    """Read [B, K, ...]; one request may leave its dimension out.
+
+    Args:
+        path: a safetensors file.
+        name: of the tensor, where the file has several.
+        last: letter of its last dimension.
+    """
     from safetensors import safe_open
 
     from wts.checkpoint import tensor_names
 
     names = tensor_names(path)
-    if _BASE_LOGITS not in names and len(names) != 1:
+    if name not in names and len(names) != 1:
         raise InputError.mismatch(
             f"{path}",
-            wanted=f"a tensor {_BASE_LOGITS}, or only one",
+            wanted=f"a tensor {name}, or only one",
             found=f"{len(names)}: {', '.join(sorted(names)[:4])}",
             fix="rename the one to walk over",
         )
     with safe_open(path, framework="pt") as file:
-        value: torch.Tensor = file.get_tensor(_BASE_LOGITS if _BASE_LOGITS in names else names[0])
+        value: torch.Tensor = file.get_tensor(name if name in names else names[0])
     if value.ndim not in (2, 3) or 0 in value.shape:
         raise InputError.mismatch(
-            f"{path}", wanted="[B, K, V] or [K, V]", found=describe(value), fix="reshape it"
+            f"{path}",
+            wanted=f"[B, K, {last}] or [K, {last}]",
+            found=describe(value),
+            fix="reshape it",
         )
     return value if value.ndim == 3 else value[None]
 

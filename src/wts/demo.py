@@ -151,12 +151,15 @@ def _time(walker: Walker, block: _Block, say: Say) -> None:
     """Time the walk beside step-wise torch, both in CUDA graphs, replayed in turns, L2 cold."""
     from wts.bench.baselines import WalkInputs, step_torch
     from wts.bench.clock import time_interleaved
+    from wts.heads import MarkovHead
 
     say("timing it beside step-wise torch, L2 cold")
     device = block.base_logits.device
+    head = walker.head
     inputs = WalkInputs(
-        table=walker.head.table.to(device),
-        projection=walker.head.projection[: walker.head.vocab].to(device),
+        head=MarkovHead(
+            table=head.table.to(device), projection=head.projection[: head.vocab].to(device)
+        ),
         base_logits=block.base_logits,
         anchor=block.anchor,
     )

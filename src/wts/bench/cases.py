@@ -6,13 +6,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-__all__ = ["GOALS", "HeadCase", "Point", "grid_cases", "product_cases"]
+from wts.numbers import HEAD_KINDS, HeadKind
+
+__all__ = [
+    "DEFAULT_HIDDEN_SIZE",
+    "DEFAULT_STATE_SIZE",
+    "GOALS",
+    "HeadCase",
+    "Point",
+    "grid_cases",
+    "product_cases",
+]
+
+DEFAULT_HIDDEN_SIZE = 2560
+DEFAULT_STATE_SIZE = 1024
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
 class Point:
     """One cell of the published table: a walk of K steps."""
 
+    head: HeadKind = "markov"
     vocab: int
     batch: int
     steps: int
@@ -21,8 +35,18 @@ class Point:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HeadCase:
-    """What is built and timed together: walks of several lengths over one batch."""
+    """What is built and timed together: walks of several lengths over one batch.
 
+    Args:
+        head: kind of the head.
+        hidden_size: H, elements of a hidden state; not used by a Markov head.
+        state_size: G, elements of a Domino head's state; not used by others.
+        vocab, rank, batch, temperature, steps: V, r, B, T and the lengths K.
+    """
+
+    head: HeadKind = "markov"
+    hidden_size: int = DEFAULT_HIDDEN_SIZE
+    state_size: int = DEFAULT_STATE_SIZE
     vocab: int
     rank: int
     batch: int
@@ -41,11 +65,21 @@ class HeadCase:
 
     def point(self, steps: int) -> Point:
         """The cell of one length."""
-        return Point(vocab=self.vocab, batch=self.batch, steps=steps, temperature=self.temperature)
+        return Point(
+            head=self.head,
+            vocab=self.vocab,
+            batch=self.batch,
+            steps=steps,
+            temperature=self.temperature,
+        )
 
     def __str__(self) -> str:
         steps = ",".join(map(str, self.steps))
-        return f"V={self.vocab} r={self.rank} B={self.batch} K={steps} T={self.temperature:g}"
+        sizes = f"V={self.vocab} r={self.rank} B={self.batch} K={steps} T={self.temperature:g}"
+        if self.head == "markov":
+            return sizes
+        state = f" G={self.state_size}" if self.head == "domino" else ""
+        return f"{self.head} H={self.hidden_size}{state} {sizes}"
 
 
 # V, B, K, then how many times faster than SGLang's default steps a walk is to be when L2 is cold,
@@ -63,11 +97,23 @@ _GOAL_ROWS = (
     (248_320, 64, 7, 4.2, 4.0),
 )
 
+# Of heads that read hidden states: V = 151,936, B = 1, K = 15, T = 0; of Domino without the product
+# of hidden states and lm_head.
+_RECURRENT_GOALS: tuple[tuple[HeadKind, float], ...] = (
+    ("gated", 12.0),
+    ("rnn", 13.0),
+    ("domino", 11.0),
+)
+
 GOALS: Mapping[Point, float] = MappingProxyType(
     {
         Point(vocab=vocab, batch=batch, steps=steps, temperature=temperature): ratio
         for vocab, batch, steps, greedy, sampled in _GOAL_ROWS
         for temperature, ratio in ((0.0, greedy), (1.0, sampled))
+    }
+    | {
+        Point(head=head, vocab=151_936, batch=1, steps=15, temperature=0.0): ratio
+        for head, ratio in _RECURRENT_GOALS
     }
 )
 """Goals of the grid on an H200 with r = 256, as ratios to SGLang's default step functions."""
@@ -76,14 +122,19 @@ _GRID_RANK = 256
 
 
 def _in_order(cases: Sequence[HeadCase]) -> tuple[HeadCase, ...]:
-    # One head is drawn per (V, r), and one emulator of the largest batch serves the smaller ones.
-    return tuple(
-        sorted(cases, key=lambda case: (case.vocab, case.rank, case.temperature, -case.batch))
-    )
+    # One head is drawn per (kind, V, r), and one emulator of the largest batch serves the smaller.
+    def key(case: HeadCase) -> tuple[float, ...]:
+        kind = HEAD_KINDS.index(case.head)
+        return (kind, case.vocab, case.rank, case.temperature, -case.batch)
+
+    return tuple(sorted(cases, key=key))
 
 
 def product_cases(
     *,
+    heads: Sequence[HeadKind] = ("markov",),
+    hidden_size: int = DEFAULT_HIDDEN_SIZE,
+    state_size: int = DEFAULT_STATE_SIZE,
     vocabs: Sequence[int],
     ranks: Sequence[int],
     batches: Sequence[int],
@@ -94,7 +145,17 @@ def product_cases(
     lengths = tuple(sorted(set(steps)))
     return _in_order(
         [
-            HeadCase(vocab=vocab, rank=rank, batch=batch, temperature=temperature, steps=lengths)
+            HeadCase(
+                head=head,
+                hidden_size=hidden_size,
+                state_size=state_size,
+                vocab=vocab,
+                rank=rank,
+                batch=batch,
+                temperature=temperature,
+                steps=lengths,
+            )
+            for head in dict.fromkeys(heads)
             for vocab in dict.fromkeys(vocabs)
             for rank in dict.fromkeys(ranks)
             for batch in dict.fromkeys(batches)
@@ -105,6 +166,9 @@ def product_cases(
 
 def grid_cases(
     *,
+    heads: Sequence[HeadKind] | None = None,
+    hidden_size: int = DEFAULT_HIDDEN_SIZE,
+    state_size: int = DEFAULT_STATE_SIZE,
     vocabs: Sequence[int] | None = None,
     batches: Sequence[int] | None = None,
     temperatures: Sequence[float] | None = None,
@@ -113,25 +177,31 @@ def grid_cases(
     """The points that have a goal, and the shorter walks beside them that give the slope per step.
 
     Args:
-        vocabs, batches, temperatures, steps: keep only these; everything when None.
+        heads, vocabs, batches, temperatures, steps: keep only these; everything when None.
+        hidden_size: H of heads that read hidden states.
+        state_size: G of Domino heads.
     """
-    longest: dict[tuple[int, int, float], int] = {}
+    longest: dict[tuple[HeadKind, int, int, float], int] = {}
     for point in GOALS:
-        key = (point.vocab, point.batch, point.temperature)
+        key = (point.head, point.vocab, point.batch, point.temperature)
         longest[key] = max(point.steps, longest.get(key, 0))
     cases = []
-    for (vocab, batch, temperature), most in longest.items():
+    for (head, vocab, batch, temperature), most in longest.items():
         lengths = tuple(
-            length for length in (1, 7, 16) if length <= most and (steps is None or length in steps)
+            length for length in sorted({1, 7, most}) if steps is None or length in steps
         )
         if (
             lengths
+            and (heads is None or head in heads)
             and (vocabs is None or vocab in vocabs)
             and (batches is None or batch in batches)
             and (temperatures is None or temperature in temperatures)
         ):
             cases.append(
                 HeadCase(
+                    head=head,
+                    hidden_size=hidden_size,
+                    state_size=state_size,
                     vocab=vocab,
                     rank=_GRID_RANK,
                     batch=batch,

@@ -3,22 +3,35 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, fields, replace
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+
+if TYPE_CHECKING:
+    from wts.bench.cases import HeadCase
+    from wts.cells import AnyHead
+    from wts.emulator import Emulator
+    from wts.heads import MarkovHead
+    from wts.walk import Walker
 
 __all__ = [
     "NOISE_KEY",
     "Drawn",
+    "EmulatedWalk",
     "Walk",
     "WalkFault",
     "agreement",
     "check_walk",
     "compare",
+    "device_part",
     "draw",
+    "draw_head",
+    "draw_lm_head",
     "draw_weights",
+    "emulator_of",
     "gate_steps",
+    "probe_of",
 ]
 
 NOISE_KEY = 0x1B0A_93F7_5C2E_8D41
@@ -29,6 +42,9 @@ _WHOLE_WALK_TOKENS = 64
 # Rows of a larger greedy batch whose walk is followed to its end.
 _FOLLOWED_ROWS = 3
 _NOISE_OFFSET = 3
+_BIAS_DEVIATION = 1.5
+_BASE_DEVIATION = 2.0
+_MEASURED_LATENTS = 1024
 
 
 class WalkFault(Exception):
@@ -43,6 +59,7 @@ class Walk(Protocol):
         base_logits: torch.Tensor,
         anchor: torch.Tensor,
         *,
+        hidden: torch.Tensor | None = None,
         temperatures: torch.Tensor | None = None,
         noise: Any = None,
         logits_out: torch.Tensor | None = None,
@@ -50,13 +67,82 @@ class Walk(Protocol):
         """Return the tokens, int64 [B, K]."""
 
 
+class EmulatedWalk:
+    """An emulator as a `Walk`: what it is given as `hidden` is the hidden part, fp32 [B, K, P]."""
+
+    def __init__(self, emulator: Emulator) -> None:
+        self._emulator = emulator
+
+    def __call__(
+        self,
+        base_logits: torch.Tensor,
+        anchor: torch.Tensor,
+        *,
+        hidden: torch.Tensor | None = None,
+        temperatures: torch.Tensor | None = None,
+        noise: Any = None,
+        logits_out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Return the tokens, int64 [B, K]."""
+        tokens, _ = self._emulator.walk(
+            base_logits,
+            anchor,
+            hidden_part=hidden,
+            temperatures=temperatures,
+            noise=noise,
+            logits_out=logits_out,
+        )
+        return tokens
+
+
+def emulator_of(walker: Walker) -> Emulator:
+    """The emulator of what a Walker has packed: of a device Walker, its own bytes on the CPU.
+
+    So both read the same input rows; the device packs them by another library's products.
+    """
+    from wts.emulator import Emulator
+    from wts.pack import PackedHead
+
+    if walker._device_walk is None:
+        assert walker._emulator is not None
+        return walker._emulator
+    packed: PackedHead = _on_cpu(walker._device_walk.packed)
+    return Emulator(plan=walker.plan, packed=packed)
+
+
+def _on_cpu(parts: Any) -> Any:
+    """A dataclass of tensors, and of such dataclasses, copied to the CPU."""
+    if isinstance(parts, torch.Tensor):
+        return parts.detach().clone().cpu()
+    if parts is None:
+        return None
+    copies = {field.name: _on_cpu(getattr(parts, field.name)) for field in fields(parts)}
+    return replace(parts, **copies)
+
+
+def device_part(walker: Walker, hidden: torch.Tensor) -> torch.Tensor:
+    """What hidden states [B, K, H] added to the steps of a Walker's last walk, which read them.
+
+    Returns:
+        fp32 [B, K, P] on the CPU: what the kernel was given, where it is a device Walker.
+    """
+    batch, steps, _ = hidden.shape
+    if walker._device_walk is None:
+        assert walker._emulator is not None
+        part = walker._emulator.packed.hidden_part(hidden.cpu())
+        assert part is not None
+        return part
+    return walker._device_walk.part[: batch * steps].view(batch, steps, -1).cpu()
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Drawn:
-    """Random inputs of one walk."""
+    """Random inputs of one walk; hidden states for a head that reads them."""
 
     base_logits: torch.Tensor
     anchor: torch.Tensor
     temperatures: torch.Tensor | None
+    hidden: torch.Tensor | None = None
 
     def on(self, device: str | torch.device) -> Drawn:
         """The same inputs on another device."""
@@ -64,6 +150,7 @@ class Drawn:
             base_logits=self.base_logits.to(device),
             anchor=self.anchor.to(device),
             temperatures=None if self.temperatures is None else self.temperatures.to(device),
+            hidden=None if self.hidden is None else self.hidden.to(device),
         )
 
     def rows(self, rows: Sequence[int]) -> Drawn:
@@ -73,6 +160,15 @@ class Drawn:
             base_logits=self.base_logits[chosen],
             anchor=self.anchor[chosen],
             temperatures=None if self.temperatures is None else self.temperatures[chosen],
+            hidden=None if self.hidden is None else self.hidden[chosen],
+        )
+
+    def first(self, steps: int) -> Drawn:
+        """The inputs of the first steps."""
+        return replace(
+            self,
+            base_logits=self.base_logits[:, :steps].contiguous(),
+            hidden=None if self.hidden is None else self.hidden[:, :steps].contiguous(),
         )
 
 
@@ -87,7 +183,90 @@ def draw_weights(
     generator = torch.Generator(device).manual_seed(seed)
     table = torch.randn(vocab, rank, generator=generator, device=device)
     projection = torch.randn(vocab, rank, generator=generator, device=device)
-    return table.bfloat16(), projection.mul_(1.5 * rank**-0.5).bfloat16()
+    return table.bfloat16(), projection.mul_(_BIAS_DEVIATION * rank**-0.5).bfloat16()
+
+
+def draw_head(case: HeadCase, *, device: str | torch.device, seed: int) -> AnyHead:
+    """Draw the head of a case, so that a bias has a deviation of about 1.5, as `draw_weights`.
+
+    The deviation of latents is measured, at random tokens and hidden states after one step.
+    """
+    from wts.domino import DominoHead
+    from wts.heads import MarkovHead
+    from wts.recurrent import GatedHead, RnnHead
+
+    vocab, rank, width, size = case.vocab, case.rank, case.hidden_size, case.state_size
+    if case.head == "markov":
+        table, projection = draw_weights(vocab=vocab, rank=rank, device=device, seed=seed)
+        return MarkovHead(table=table, projection=projection)
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*shape: int, deviation: float = 1.0) -> torch.Tensor:
+        empty = torch.empty(*shape, dtype=torch.bfloat16, device=device)
+        return empty.normal_(0.0, deviation, generator=generator)
+
+    def matrix(rows: int, *blocks: tuple[int, float]) -> torch.Tensor:
+        """Blocks of columns; each gives a product with elements of deviation 1 a deviation."""
+        parts = [normal(rows, columns, deviation=d * columns**-0.5) for columns, d in blocks]
+        return torch.cat(parts, 1)
+
+    projection = normal(vocab, rank)
+    head: GatedHead | RnnHead | DominoHead
+    if case.head == "gated":
+        head = GatedHead(
+            table=normal(vocab, rank),
+            projection=projection,
+            gate_weight=matrix(rank, (width, 1.0), (rank, 1.0)),
+            gate_bias=normal(rank, deviation=0.2),
+        )
+    elif case.head == "rnn":
+        head = RnnHead(
+            table=normal(vocab, rank),
+            projection=projection,
+            joint_weight=matrix(3 * rank, (rank, 0.7), (rank, 1.5), (width, 0.5)),
+            joint_bias=normal(3 * rank, deviation=0.2),
+        )
+    else:
+        head = DominoHead(
+            table=normal(vocab, width),
+            projection=projection,
+            gru_input_weight=matrix(3 * size, (width, 1.5)),
+            gru_state_weight=matrix(3 * size, (size, 0.7)),
+            projector_weight=matrix(rank, (width, 1.0), (size, 4.0)),
+            shift_label=False,
+        )
+    tokens = torch.randint(
+        0, vocab, (_MEASURED_LATENTS,), generator=generator, device=projection.device
+    )
+    hidden = normal(_MEASURED_LATENTS, width)
+    state, _ = head.latent(head.initial_state(_MEASURED_LATENTS), tokens, hidden)
+    _, latent = head.latent(state, tokens.flip(0), hidden)
+    assert latent is not None
+    projection *= _BIAS_DEVIATION / float(latent.float().square().sum(1).mean().sqrt())
+    return head
+
+
+def draw_lm_head(case: HeadCase, *, device: str | torch.device, seed: int) -> torch.Tensor:
+    """Draw an lm_head, bf16 [V, H], that gives base logits a deviation of 2."""
+    generator = torch.Generator(device).manual_seed(seed)
+    empty = torch.empty(case.vocab, case.hidden_size, dtype=torch.bfloat16, device=device)
+    return empty.normal_(0.0, _BASE_DEVIATION * case.hidden_size**-0.5, generator=generator)
+
+
+def probe_of(head: AnyHead) -> MarkovHead:
+    """A Markov head of the same projection and as many table rows, whose latent never changes.
+
+    Its walk is the same projection, selection and exchange, under the plan of a Markov head.
+    """
+    from wts.heads import MarkovHead
+
+    row = torch.ones(1, head.rank, dtype=head.projection.dtype, device=head.projection.device)
+    return MarkovHead(
+        table=row.expand(head.table_rows, -1).contiguous(),
+        projection=head.projection,
+        draft_to_target=head.draft_to_target,
+        logical_vocab=head.logical_vocab,
+    )
 
 
 def draw(
@@ -98,14 +277,38 @@ def draw(
     temperature: float,
     device: str | torch.device,
     seed: int,
+    hidden_size: int | None = None,
+    lm_head: torch.Tensor | None = None,
 ) -> Drawn:
-    """Draw base logits, bf16 [batch, steps, vocab] of deviation 2, and anchors."""
+    """Draw base logits, bf16 [batch, steps, vocab] of deviation 2, and anchors.
+
+    Args:
+        vocab, batch, steps: V, B, K.
+        temperature: of all rows.
+        device: where they go.
+        seed: of the generator.
+        hidden_size: H, to draw hidden states of deviation 1 too.
+        lm_head: bf16 [V, H], to make the base logits of hidden states, not to draw them.
+    """
+    from wts.bench.baselines import lm_head_product
+
     generator = torch.Generator(device).manual_seed(seed)
     base_logits = torch.empty(batch, steps, vocab, dtype=torch.bfloat16, device=device)
+    if lm_head is None:
+        base_logits.normal_(0.0, _BASE_DEVIATION, generator=generator)
+    anchor = torch.randint(0, vocab, (batch,), generator=generator, device=device)
+    hidden = None
+    if hidden_size is not None:
+        hidden = torch.empty(batch, steps, hidden_size, dtype=torch.bfloat16, device=device)
+        hidden.normal_(generator=generator)
+    if lm_head is not None:
+        assert hidden is not None
+        base_logits.copy_(lm_head_product(hidden, lm_head).transpose(0, 1))
     return Drawn(
-        base_logits=base_logits.normal_(0.0, 2.0, generator=generator),
-        anchor=torch.randint(0, vocab, (batch,), generator=generator, device=device),
+        base_logits=base_logits,
+        anchor=anchor,
         temperatures=torch.full((batch,), temperature, device=device) if temperature > 0 else None,
+        hidden=hidden,
     )
 
 
@@ -149,17 +352,23 @@ def _walked(
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Tokens and, of a sampled walk, step logits; copies, since a walk may own what it returns."""
     if drawn.temperatures is None:
-        return walk(drawn.base_logits, drawn.anchor).cpu(), None
+        return walk(drawn.base_logits, drawn.anchor, **_read(drawn)).cpu(), None
     offset = torch.full((1,), _NOISE_OFFSET, dtype=torch.int64, device=drawn.anchor.device)
     logits = torch.zeros_like(drawn.base_logits)
     tokens = walk(
         drawn.base_logits,
         drawn.anchor,
+        **_read(drawn),
         temperatures=drawn.temperatures,
         noise=make_noise(NOISE_KEY, offset),
         logits_out=logits,
     )
     return tokens.cpu(), logits.cpu()
+
+
+def _read(drawn: Drawn) -> dict[str, torch.Tensor]:
+    """Hidden states as an argument, where there are any."""
+    return {} if drawn.hidden is None else {"hidden": drawn.hidden}
 
 
 def check_walk(
@@ -169,6 +378,7 @@ def check_walk(
     *,
     whole: bool,
     make_noise: Callable[[int, torch.Tensor], object],
+    part_of: Callable[[torch.Tensor], torch.Tensor] | None = None,
 ) -> int:
     """Compare a walk on the device with the emulator, bit for bit, on inputs of its full length.
 
@@ -182,6 +392,8 @@ def check_walk(
         drawn: fresh inputs of the longest walk.
         whole: follow all rows to the end.
         make_noise: key, offset -> the noise argument of a sampled walk.
+        part_of: hidden states of the last walk -> the part that the device made of them, CPU. The
+            emulator is given it as `hidden`; None where no hidden states are read.
 
     Returns:
         How many tokens were compared.
@@ -191,13 +403,9 @@ def check_walk(
     """
     batch, steps = drawn.base_logits.shape[:2]
     checked = gate_steps(batch=batch, steps=steps, whole=whole)
-    short = Drawn(
-        base_logits=drawn.base_logits[:, :checked].contiguous(),
-        anchor=drawn.anchor,
-        temperatures=drawn.temperatures,
-    )
+    short = drawn.first(checked)
     tokens, logits = _walked(walk, short, make_noise)
-    wanted_tokens, wanted_logits = _walked(emulator, short.on("cpu"), make_noise)
+    wanted_tokens, wanted_logits = _walked(emulator, _emulated(short, part_of), make_noise)
     compare(f"tokens [{batch} rows, {checked} steps]", tokens, wanted_tokens)
     if logits is not None and wanted_logits is not None:
         compare(f"step logits [{batch} rows, {checked} steps]", logits, wanted_logits)
@@ -205,12 +413,30 @@ def check_walk(
     if checked < steps and drawn.temperatures is None:
         rows = sorted({0, batch // 2, batch - 1})[:_FOLLOWED_ROWS]
         tokens, _ = _walked(walk, drawn, make_noise)
-        wanted_tokens, _ = _walked(emulator, drawn.rows(rows).on("cpu"), make_noise)
+        wanted_tokens, _ = _walked(emulator, _emulated(drawn, part_of, rows), make_noise)
         compare(f"tokens [rows {rows} of {batch}, {steps} steps]", tokens[rows], wanted_tokens)
         num_compared += len(rows) * steps
     return num_compared
 
 
+def _emulated(
+    drawn: Drawn,
+    part_of: Callable[[torch.Tensor], torch.Tensor] | None,
+    rows: Sequence[int] | None = None,
+) -> Drawn:
+    """What the emulator is given for (some rows of) a walk that the device has just done."""
+    if drawn.hidden is not None:
+        assert part_of is not None
+        drawn = replace(drawn, hidden=part_of(drawn.hidden))
+    return (drawn if rows is None else drawn.rows(rows)).on("cpu")
+
+
 def agreement(ours: torch.Tensor, theirs: torch.Tensor) -> float:
-    """The share of tokens that are the same."""
-    return float((ours.cpu() == theirs.cpu()).double().mean())
+    """The share of rows whose last token is the same, among those whose earlier ones are.
+
+    Args:
+        ours, theirs: int64 [rows, steps].
+    """
+    same = (ours.cpu() == theirs.cpu()).double()
+    comparable = same[:, :-1].prod(1)
+    return float((same[:, -1] * comparable).sum() / comparable.sum().clamp(min=1))

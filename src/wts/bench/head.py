@@ -1,7 +1,12 @@
-"""`wts bench head`: how long a Markov head takes to walk a block, beside the step-wise paths.
+"""`wts bench head`: how long a head takes to walk a block, beside the step-wise paths.
 
-For every case (V, r, B, T) the device's tokens are first compared with the emulator's. Then all
-paths and lengths are captured in CUDA graphs and replayed in turns, once per cache policy.
+For every case (head, V, r, B, T) the device's tokens are first compared with the emulator's. Then
+all paths and lengths are captured in CUDA graphs and replayed in turns, once per cache policy.
+
+Beside a head that reads hidden states stands its probe: the walk of a Markov head of the same
+projection whose latent never changes, so the difference is what latents and states cost. SGLang's
+Domino rollout begins with the product of hidden states and lm_head, which our walk is given: it
+is timed alone in the same run and subtracted.
 """
 
 from __future__ import annotations
@@ -12,28 +17,43 @@ import math
 import sys
 import time
 import traceback
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar, cast
 
-from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
+from wts.bench.cases import (
+    DEFAULT_HIDDEN_SIZE,
+    DEFAULT_STATE_SIZE,
+    GOALS,
+    HeadCase,
+    Point,
+    grid_cases,
+    product_cases,
+)
 from wts.errors import DeviceError, WalkError
+from wts.numbers import HEAD_KINDS
 
 if TYPE_CHECKING:
     import torch
 
     from wts.bench.baselines import Sglang, WalkInputs
     from wts.bench.clock import Cache, CacheControl, Captured, Timing
-    from wts.bench.gate import Walk
+    from wts.bench.gate import Drawn, Walk
     from wts.bench.record import Environment
-    from wts.heads import MarkovHead
+    from wts.cells import AnyHead
     from wts.plan import ResidencyPlan
+    from wts.walk import Walker
 
 __all__ = ["configure", "main", "run"]
 
-PATHS = ("wts", "step_torch", "sglang", "sglang_greedy")
+PATHS = ("wts", "probe", "step_torch", "sglang", "sglang_greedy")
 """Who can be timed, in the order of the table."""
+
+_OURS = ("wts", "probe")
+# Of Domino, timed alone to be subtracted; no path of its own.
+_LM_HEAD = "lm_head"
 
 _DEVICE = "cuda"
 _CACHES = ("cold", "cold_read", "warm")
@@ -64,6 +84,12 @@ def _numbers(kind: type[_T], least: float) -> Callable[[str], tuple[_T, ...]]:
     return parse
 
 
+def _size(text: str) -> int:
+    """An argument type: one positive integer."""
+    (value,) = _numbers(int, 1)(text)[:1]
+    return value
+
+
 def _names(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
     """An argument type: some of the choices, separated by commas."""
 
@@ -84,6 +110,27 @@ def configure(parser: argparse.ArgumentParser) -> None:
     integers = _numbers(int, 1)
     add = parser.add_argument
     add("--grid", action="store_true", help="all points that have a goal; other options filter")
+    add(
+        "--head",
+        type=_names(HEAD_KINDS),
+        default=("markov",),
+        metavar="HEAD,..",
+        help=f"some of {', '.join(HEAD_KINDS)}; default markov",
+    )
+    add(
+        "--hidden-size",
+        type=_size,
+        default=DEFAULT_HIDDEN_SIZE,
+        metavar="H",
+        help=f"of heads that read hidden states, default {DEFAULT_HIDDEN_SIZE}",
+    )
+    add(
+        "--state-size",
+        type=_size,
+        default=DEFAULT_STATE_SIZE,
+        metavar="G",
+        help=f"of Domino heads, a multiple of 32, default {DEFAULT_STATE_SIZE}",
+    )
     add("--vocab", type=integers, metavar="V,..", help="default 151936")
     add("--rank", type=integers, metavar="R,..", help="default 256")
     add("--batch", type=integers, metavar="B,..", help="default 1,4")
@@ -101,6 +148,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         "large batches (short), or all of all rows (whole, slow); there is no way to compare none",
     )
     add("--seed", type=int, default=0, help="of weights and inputs")
+    add(
+        "--parts",
+        action="store_true",
+        help="also say where a step's time goes, from a traced build of the kernel (not recorded)",
+    )
     add("--out", type=Path, metavar="DIR", help="append records to DIR/<gpu>/head.jsonl")
     add(
         "--commit",
@@ -114,12 +166,18 @@ def cases_of(args: argparse.Namespace) -> tuple[HeadCase, ...]:
     """The cases that the options ask for."""
     if args.grid:
         return grid_cases(
+            heads=args.head,
+            hidden_size=args.hidden_size,
+            state_size=args.state_size,
             vocabs=args.vocab,
             batches=args.batch,
             temperatures=args.temperature,
             steps=args.steps,
         )
     return product_cases(
+        heads=args.head,
+        hidden_size=args.hidden_size,
+        state_size=args.state_size,
         vocabs=args.vocab or (151_936,),
         ranks=args.rank or (256,),
         batches=args.batch or (1, 4),
@@ -145,7 +203,10 @@ def rounds_of(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measured:
-    """One row of the table, and what its record says besides the times."""
+    """One row of the table, and what its record says besides the times.
+
+    `excluded_us` is what was subtracted from the times, None where nothing is excluded.
+    """
 
     point: Point
     rank: int
@@ -155,6 +216,25 @@ class Measured:
     agreement: float | None
     resident_share: float
     plan: str
+    hidden_size: int | None = None
+    state_size: int | None = None
+    excluded_us: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Ours:
+    """A walk of our own, gated: of the head, or of its probe."""
+
+    walker: Walker
+    head: AnyHead
+
+    @property
+    def walk(self) -> Walk:
+        return cast("Walk", self.walker)
+
+    @property
+    def plan(self) -> ResidencyPlan:
+        return self.walker.plan
 
 
 def _progress(started: float, text: str) -> None:
@@ -174,6 +254,7 @@ class HeadBench:
         seed: int,
         library: Sglang | None,
         device: str,
+        trace_parts: bool = False,
     ) -> None:
         from wts.bench.clock import CacheControl
 
@@ -184,10 +265,13 @@ class HeadBench:
         self._whole_gate = whole_gate
         self._seed = seed
         self._library = library
+        self._trace_parts = trace_parts
+        self.parts: list[tuple[str, dict[str, float]]] = []
         self._control: CacheControl = CacheControl()
-        self._head: MarkovHead | None = None
-        self._head_key: tuple[int, int] | None = None
-        self._emulators: dict[bool, tuple[Walk, int, int]] = {}
+        self._head: AnyHead | None = None
+        self._head_key: tuple[object, ...] | None = None
+        self._lm_head: torch.Tensor | None = None
+        self._emulators: dict[tuple[str, bool], tuple[Walk, int, int]] = {}
 
     def measure(
         self, case: HeadCase, say: Callable[[str], None]
@@ -206,142 +290,202 @@ class HeadBench:
             WalkFault: the walk gave other tokens than it must; nothing of this case was timed.
             WalkError: no plan, no kernel, a bad input, a timeout.
         """
-        from wts.bench import gate
+        from wts.bench import baselines
         from wts.bench.clock import capture, time_replays
-        from wts.planner import plan_residency
-        from wts.walk import Walker
 
         head = self._head_of(case)
-        plan = plan_residency(
-            head, "LOCAL", batch=case.batch, steps=case.max_steps, sampled=case.sampled
-        )
-        walker = Walker(head, plan, backend="device")
-        plan = walker.plan  # the compiler may have wanted one with fewer registers
-        walk = cast("Walk", walker)
-        drawn = gate.draw(
-            vocab=case.vocab,
-            batch=case.batch,
-            steps=case.max_steps,
-            temperature=case.temperature,
-            device=self._device,
-            seed=self._seed + 1,
-        )
-        emulator = self._emulator_of(case, head, plan)
-        num_tokens = gate.check_walk(
-            walk, emulator, drawn, whole=self._whole_gate, make_noise=_make_noise
-        )
-        walker.check()
-        say(f"{num_tokens} tokens equal the emulator's")
-
+        ours = {"wts": self._gated(case, "wts", head, say)}
         applicable = [path for path in self._paths if _applies(path, case)]
+        if "probe" in applicable:
+            from wts.bench.gate import probe_of
+
+            ours["probe"] = self._gated(case, "probe", probe_of(head), say)
         shares, faults = self._agreements(
-            case, head, walk, [path for path in applicable if path != "wts"]
+            case, ours, [path for path in applicable if path not in _OURS]
         )
-        paths = [path for path in applicable if path == "wts" or path in shares]
-        inputs = {steps: self._inputs(case, head, steps) for steps in case.steps}
-        captured = capture(
-            {
-                f"{path}@{steps}": self._call(path, inputs[steps], walk)
-                for steps in case.steps
-                for path in paths
-            }
-        )
+        paths = [path for path in applicable if path in _OURS or path in shares]
+        if not paths:
+            return [], faults
+        inputs = {steps: self._inputs(case, steps) for steps in case.steps}
+        variants = {
+            f"{path}@{steps}": self._call(path, inputs[steps], ours)
+            for steps in case.steps
+            for path in paths
+        }
+        if case.head == "domino" and "sglang" in paths:
+            for steps in case.steps:
+                hidden, lm_head = inputs[steps].hidden, inputs[steps].lm_head
+                assert hidden is not None
+                assert lm_head is not None
+                variants[f"{_LM_HEAD}@{steps}"] = partial(
+                    baselines.lm_head_product, hidden, lm_head
+                )
+        captured = capture(variants)
         rows = []
         for cache in self._caches:
             timings = time_replays(
                 captured, cache=cache, control=self._control, rounds=self._rounds
             )
-            rows += [
-                Measured(
-                    point=case.point(steps),
-                    rank=case.rank,
-                    path=path,
-                    cache=cache,
-                    timing=timings[f"{path}@{steps}"],
-                    agreement=shares.get(path),
-                    resident_share=plan.resident_share if path == "wts" else 0.0,
-                    plan=plan.hash if path == "wts" else "",
-                )
-                for steps in case.steps
-                for path in paths
-            ]
-        if "wts" in paths:
-            self._check_replays(case, walk, inputs, captured)
-        walker.check()
+            for steps in case.steps:
+                product = timings.get(f"{_LM_HEAD}@{steps}")
+                for path in paths:
+                    timing, excluded_us = timings[f"{path}@{steps}"], None
+                    if case.head == "domino":
+                        excluded_us = 0.0
+                        if path == "sglang" and product is not None:
+                            excluded_us = product.p50_us
+                            timing = _without(timing, excluded_us)
+                    rows.append(
+                        Measured(
+                            point=case.point(steps),
+                            rank=case.rank,
+                            path=path,
+                            cache=cache,
+                            timing=timing,
+                            agreement=shares.get(path),
+                            resident_share=ours[path].plan.resident_share if path in ours else 0.0,
+                            plan=ours[path].plan.hash if path in ours else "",
+                            hidden_size=None if case.head == "markov" else case.hidden_size,
+                            state_size=case.state_size if case.head == "domino" else None,
+                            excluded_us=excluded_us,
+                        )
+                    )
+        for path in paths:
+            if path in ours:
+                self._check_replays(path, ours, inputs, captured)
+        for one in ours.values():
+            one.walker.check()
+        if self._trace_parts and case.max_steps > 1:
+            from wts.bench.parts import traced_parts
+
+            for path, one in ours.items():
+                given = _inputs_of(path, inputs[case.max_steps], ours)
+                say(f"tracing {path}")
+                self.parts.append((f"{case}, {path}", traced_parts(one.walker, given)))
         return rows, faults
 
-    def _head_of(self, case: HeadCase) -> MarkovHead:
-        from wts.bench import gate
-        from wts.heads import MarkovHead
+    def _gated(self, case: HeadCase, path: str, head: AnyHead, say: Callable[[str], None]) -> _Ours:
+        """A walk on the device whose tokens were compared with the emulator's.
 
-        key = (case.vocab, case.rank)
+        Raises:
+            WalkFault: they are others.
+        """
+        from wts.bench import gate
+        from wts.planner import plan_residency
+        from wts.walk import Walker
+
+        plan = plan_residency(
+            head, "LOCAL", batch=case.batch, steps=case.max_steps, sampled=case.sampled
+        )
+        # The plan of a Walker may be another: the compiler may want one with fewer registers.
+        made = _Ours(walker=Walker(head, plan, backend="device"), head=head)
+        drawn = self._draw(case, case.max_steps, seed=1)
+        if path == "probe":
+            drawn = replace(drawn, hidden=None)
+        num_tokens = gate.check_walk(
+            made.walk,
+            self._emulator_of(case, path, made),
+            drawn,
+            whole=self._whole_gate,
+            make_noise=_make_noise,
+            part_of=partial(gate.device_part, made.walker),
+        )
+        made.walker.check()
+        say(f"{num_tokens} tokens of {path} equal the emulator's")
+        return made
+
+    def _head_of(self, case: HeadCase) -> AnyHead:
+        from wts.bench import gate
+
+        key = (case.head, case.hidden_size, case.state_size, case.vocab, case.rank)
         if self._head is None or self._head_key != key:
             self._emulators.clear()
-            table, projection = gate.draw_weights(
-                vocab=case.vocab, rank=case.rank, device=self._device, seed=self._seed
-            )
-            self._head = MarkovHead(table=table, projection=projection)
+            self._head = self._lm_head = None  # the old ones' memory, before there are new ones
+            self._head = gate.draw_head(case, device=self._device, seed=self._seed)
+            if case.head == "domino":
+                self._lm_head = gate.draw_lm_head(case, device=self._device, seed=self._seed + 1)
             self._head_key = key
         return self._head
 
-    def _emulator_of(self, case: HeadCase, head: MarkovHead, plan: ResidencyPlan) -> Walk:
+    def _emulator_of(self, case: HeadCase, path: str, ours: _Ours) -> Walk:
         """The emulator of this head that was built last, if its plan is large enough.
 
         Tokens do not depend on the plan, so one of a larger batch serves; that saves packing the
-        weights again on the CPU while the GPU waits.
+        weights again on the CPU while the GPU waits. Of a Markov head it packs the weights itself;
+        input rows of other heads, which take the CPU minutes, are the device's.
         """
+        from wts.bench.gate import EmulatedWalk, emulator_of
         from wts.heads import MarkovHead
         from wts.walk import Walker
 
-        kept = self._emulators.get(case.sampled)
+        kept = self._emulators.get((path, case.sampled))
         if kept is not None and kept[1] >= case.batch and kept[2] >= case.max_steps:
             return kept[0]
-        on_cpu = MarkovHead(table=head.table.cpu(), projection=head.projection.cpu())
-        emulator = cast("Walk", Walker(on_cpu, plan, backend="emulator"))
-        self._emulators[case.sampled] = (emulator, case.batch, case.max_steps)
+        emulator: Walk
+        if isinstance(ours.head, MarkovHead):
+            on_cpu = MarkovHead(table=ours.head.table.cpu(), projection=ours.head.projection.cpu())
+            emulator = cast("Walk", Walker(on_cpu, ours.plan, backend="emulator"))
+        else:
+            emulator = EmulatedWalk(emulator_of(ours.walker))
+        self._emulators[path, case.sampled] = (emulator, case.batch, case.max_steps)
         return emulator
 
-    def _inputs(self, case: HeadCase, head: MarkovHead, steps: int, *, seed: int = 2) -> WalkInputs:
-        import torch
-
+    def _draw(self, case: HeadCase, steps: int, *, seed: int) -> Drawn:
         from wts.bench import gate
-        from wts.bench.baselines import WalkInputs
 
-        drawn = gate.draw(
+        return gate.draw(
             vocab=case.vocab,
             batch=case.batch,
             steps=steps,
             temperature=case.temperature,
             device=self._device,
             seed=self._seed + seed,
+            hidden_size=None if case.head == "markov" else case.hidden_size,
+            lm_head=self._lm_head if case.head == "domino" else None,
         )
+
+    def _inputs(self, case: HeadCase, steps: int, *, seed: int = 2) -> WalkInputs:
+        import torch
+
+        from wts.bench import gate
+        from wts.bench.baselines import WalkInputs
+
+        drawn = self._draw(case, steps, seed=seed)
         return WalkInputs(
-            table=head.table,
-            projection=head.projection,
+            head=self._head_of(case),
             base_logits=drawn.base_logits,
             anchor=drawn.anchor,
+            hidden=drawn.hidden,
+            lm_head=self._lm_head if case.head == "domino" else None,
             temperatures=drawn.temperatures,
             noise_key=gate.NOISE_KEY,
             noise_offset=torch.zeros(1, dtype=torch.int64, device=self._device),
             logits_out=torch.zeros_like(drawn.base_logits),
         )
 
-    def _call(self, path: str, inputs: WalkInputs, walk: Walk) -> Callable[[], torch.Tensor]:
+    def _call(
+        self, path: str, inputs: WalkInputs, ours: Mapping[str, _Ours]
+    ) -> Callable[[], torch.Tensor]:
         from wts.bench import baselines
 
-        if path == "wts":
-            return _walker_call(inputs, walk)
+        if path in ours:
+            return _walker_call(_inputs_of(path, inputs, ours), ours[path].walk)
         if path == "step_torch":
             return baselines.step_torch(inputs)
         assert self._library is not None
-        if path == "sglang":
-            return baselines.sglang(inputs, library=self._library)
-        return baselines.sglang_greedy(inputs, library=self._library)
+        if path == "sglang_greedy":
+            return baselines.sglang_greedy(inputs, library=self._library)
+        if inputs.lm_head is not None:
+            return baselines.sglang_domino(inputs, library=self._library)
+        return baselines.sglang(inputs, library=self._library)
 
     def _agreements(
-        self, case: HeadCase, head: MarkovHead, walk: Walk, paths: Sequence[str]
+        self, case: HeadCase, ours: Mapping[str, _Ours], paths: Sequence[str]
     ) -> tuple[dict[str, float | None], list[str]]:
         """How many first tokens of each baseline are ours, on inputs of one step.
+
+        Of heads with a state: how many second tokens, which a state has a part in, of the requests
+        whose first tokens are ours.
 
         Returns:
             The share for each baseline that may be timed (None where it says nothing), and the
@@ -352,22 +496,23 @@ class HeadBench:
         from wts.bench import gate
 
         num_draws = -(-_AGREEMENT_TOKENS // case.batch)
-        draws = [self._inputs(case, head, 1, seed=3 + draw) for draw in range(num_draws)]
+        steps = min(2 if case.head in ("rnn", "domino") else 1, case.max_steps)
+        draws = [self._inputs(case, steps, seed=3 + draw) for draw in range(num_draws)]
 
         def first_tokens(path: str) -> torch.Tensor:
             found = []
             for inputs in draws:
                 assert inputs.noise_offset is not None
                 inputs.noise_offset.zero_()
-                found.append(self._call(path, inputs, walk)().cpu())
+                found.append(self._call(path, inputs, ours)().cpu())
             return torch.cat(found)
 
-        ours = first_tokens("wts")
+        wanted = first_tokens("wts")
         shares: dict[str, float | None] = {}
         faults = []
         for path in paths:
             try:
-                share = gate.agreement(ours, first_tokens(path))
+                share = gate.agreement(wanted, first_tokens(path))
             except Exception as error:
                 # Foreign code on a foreign compiler: its failure must not cost our own times.
                 traceback.print_exc()
@@ -386,24 +531,36 @@ class HeadBench:
 
     def _check_replays(
         self,
-        case: HeadCase,
-        walk: Walk,
-        inputs: dict[int, WalkInputs],
-        captured: dict[str, Captured],
+        path: str,
+        ours: Mapping[str, _Ours],
+        inputs: Mapping[int, WalkInputs],
+        captured: Mapping[str, Captured],
     ) -> None:
         """After all those replays a graph still gives the tokens of an eager call."""
         from wts.bench import gate
 
-        for steps in case.steps:
-            offset = inputs[steps].noise_offset
+        for steps, given in inputs.items():
+            offset = given.noise_offset
             assert offset is not None
             offset.zero_()
-            eager = _walker_call(inputs[steps], walk)().cpu()
+            eager = _walker_call(_inputs_of(path, given, ours), ours[path].walk)().cpu()
             offset.zero_()
-            captured[f"wts@{steps}"].graph.replay()
-            gate.compare(
-                f"tokens of a replay, {steps} steps", captured[f"wts@{steps}"].output, eager
-            )
+            replayed = captured[f"{path}@{steps}"]
+            replayed.graph.replay()
+            gate.compare(f"tokens of a replay of {path}, {steps} steps", replayed.output, eager)
+
+
+def _inputs_of(path: str, inputs: WalkInputs, ours: Mapping[str, _Ours]) -> WalkInputs:
+    """The inputs of a walk of our own: the probe reads no hidden states."""
+    if path != "probe":
+        return inputs
+    return replace(inputs, head=ours["probe"].head, hidden=None, lm_head=None)
+
+
+def _without(timing: Timing, excluded_us: float) -> Timing:
+    """A timing less something that was timed alone."""
+    samples = tuple(max(0.0, sample - excluded_us) for sample in timing.samples_us)
+    return replace(timing, samples_us=samples)
 
 
 def _make_noise(key: int, offset: torch.Tensor) -> object:
@@ -415,13 +572,15 @@ def _make_noise(key: int, offset: torch.Tensor) -> object:
 
 def _walker_call(inputs: WalkInputs, walk: Walk) -> Callable[[], torch.Tensor]:
     """Our walk of these inputs: sampled walks export their step logits, greedy ones keep none."""
+    read = {} if inputs.hidden is None else {"hidden": inputs.hidden}
     if inputs.temperatures is None:
-        return lambda: walk(inputs.base_logits, inputs.anchor)
+        return lambda: walk(inputs.base_logits, inputs.anchor, **read)
     assert inputs.noise_offset is not None
     noise = _make_noise(inputs.noise_key, inputs.noise_offset)
     return lambda: walk(
         inputs.base_logits,
         inputs.anchor,
+        **read,
         temperatures=inputs.temperatures,
         noise=noise,
         logits_out=inputs.logits_out,
@@ -429,8 +588,18 @@ def _walker_call(inputs: WalkInputs, walk: Walk) -> Callable[[], torch.Tensor]:
 
 
 def _applies(path: str, case: HeadCase) -> bool:
-    """Whether a path exists for a case: SGLang fuses its greedy step for one row only."""
-    return path != "sglang_greedy" or (case.batch == 1 and not case.sampled)
+    """Whether a path exists for a case.
+
+    A Markov head is its own probe. SGLang samples no Domino head, and fuses its greedy step for one
+    row of a Markov head only.
+    """
+    if path == "probe":
+        return case.head != "markov"
+    if path == "sglang":
+        return case.head != "domino" or not case.sampled
+    return path != "sglang_greedy" or (
+        case.head == "markov" and case.batch == 1 and not case.sampled
+    )
 
 
 def ratio_path(rows: Sequence[Measured]) -> str:
@@ -442,7 +611,7 @@ def table(rows: Sequence[Measured], *, gpu: str) -> str:
     """The results as text: one line per point, then one per fitted line over K.
 
     Goals are printed beside ratios only where they were set: L2 cold, r = 256, a ratio to SGLang on
-    an H200.
+    an H200. Beside the slope of a walk is its ratio to that of its probe.
     """
     from wts.bench.clock import fit_steps
 
@@ -451,52 +620,71 @@ def table(rows: Sequence[Measured], *, gpu: str) -> str:
         (row.point, row.rank, row.cache): row.timing.p50_us for row in rows if row.path == against
     }
     lines = [
-        f"{'V':>7} {'r':>3} {'B':>3} {'K':>3} {'T':>4} {'cache':<9} {'path':<13} "
+        f"{'head':<6} {'V':>7} {'r':>3} {'B':>3} {'K':>3} {'T':>4} {'cache':<9} {'path':<13} "
         f"{'p50 us':>8} {'p05':>8} {'p95':>8} {f'{against} / path':>18} {'goal':>6} {'agree':>6}"
     ]
     for row in rows:
         point, timing = row.point, row.timing
         reference = base.get((point, row.rank, row.cache))
-        ratio = "" if reference is None else f"{reference / timing.p50_us:.2f} x"
+        ratio = (
+            "" if reference is None or timing.p50_us <= 0 else f"{reference / timing.p50_us:.2f} x"
+        )
         goal = GOALS.get(point)
         shown = row.path == "wts" and row.cache == "cold" and row.rank == 256 and gpu == "h200"
         goal_text = f"{goal:g} x" if goal is not None and shown and against == "sglang" else ""
         agree = "" if row.agreement is None else f"{row.agreement:.0%}"
         lines.append(
-            f"{point.vocab:>7} {row.rank:>3} {point.batch:>3} {point.steps:>3} "
+            f"{point.head:<6} {point.vocab:>7} {row.rank:>3} {point.batch:>3} {point.steps:>3} "
             f"{point.temperature:>4g} {row.cache:<9} {row.path:<13} {timing.p50_us:>8.1f} "
             f"{timing.p05_us:>8.1f} {timing.p95_us:>8.1f} {ratio:>18} {goal_text:>6} {agree:>6}"
         )
-    groups: dict[tuple[int, int, int, float, str, str], dict[int, float]] = {}
+    groups: dict[tuple[str, int, int, int, float, str, str], dict[int, float]] = {}
     for row in rows:
         point = row.point
-        key = (point.vocab, row.rank, point.batch, point.temperature, row.cache, row.path)
-        groups.setdefault(key, {})[point.steps] = row.timing.p50_us
+        key = (point.head, point.vocab, row.rank, point.batch, point.temperature, row.cache)
+        groups.setdefault((*key, row.path), {})[point.steps] = row.timing.p50_us
+    fits = {key: fit for key, times in groups.items() if (fit := fit_steps(times)) is not None}
     lines.append("")
     lines.append(
-        f"{'V':>7} {'r':>3} {'B':>3} {'T':>4} {'cache':<9} {'path':<13} "
-        f"{'us a step':>10} {'entry us':>9}"
+        f"{'head':<6} {'V':>7} {'r':>3} {'B':>3} {'T':>4} {'cache':<9} {'path':<13} "
+        f"{'us a step':>10} {'entry us':>9} {'of probe':>9}"
     )
-    for (vocab, rank, batch, temperature, cache, path), times in groups.items():
-        fit = fit_steps(times)
-        if fit is not None:
-            lines.append(
-                f"{vocab:>7} {rank:>3} {batch:>3} {temperature:>4g} {cache:<9} {path:<13} "
-                f"{fit.step_us:>10.3f} {fit.entry_us:>9.2f}"
-            )
+    for group, fit in fits.items():
+        head, vocab, rank, batch, temperature, cache, path = group
+        probe = fits.get((*group[:-1], "probe"))
+        share = ""
+        if probe is not None and probe.step_us > 0 and path == "wts":
+            share = f"{fit.step_us / probe.step_us:.2f} x"
+        lines.append(
+            f"{head:<6} {vocab:>7} {rank:>3} {batch:>3} {temperature:>4g} {cache:<9} {path:<13} "
+            f"{fit.step_us:>10.3f} {fit.entry_us:>9.2f} {share:>9}".rstrip()
+        )
+    excluded = {
+        (row.point, row.cache): row.excluded_us
+        for row in rows
+        if row.excluded_us is not None and row.excluded_us > 0
+    }
+    if excluded:
+        lines.append("")
+    for (point, cache), us in excluded.items():
+        lines.append(
+            f"domino, V={point.vocab} B={point.batch} K={point.steps}, L2 {cache}: the product of "
+            f"hidden states and lm_head, {us:.1f} us alone, is subtracted from sglang"
+        )
     return "\n".join(lines)
 
 
 def _record(row: Measured, *, run_id: str, environment: Environment) -> dict[str, object]:
     from wts.bench import record
 
+    sizes = {"H": row.hidden_size, "G": row.state_size, "excluded_us": row.excluded_us}
     return record.build(
         environment,
         bench="head",
         run_id=run_id,
         path=row.path,
-        head="markov",
-        weights="int8" if row.path == "wts" else "bf16",
+        head=row.point.head,
+        weights="int8" if row.path in _OURS else "bf16",
         V=row.point.vocab,
         r=row.rank,
         B=row.point.batch,
@@ -508,10 +696,11 @@ def _record(row: Measured, *, run_id: str, environment: Environment) -> dict[str
         p95_us=round(row.timing.p95_us, 3),
         n=row.timing.num_samples,
         inputs="random",
-        excludes="",
+        excludes="" if row.excluded_us is None else "lm_head",
         resident_share=row.resident_share,
         plan=row.plan,
         first_token_agreement=row.agreement,
+        **{name: value for name, value in sizes.items() if value is not None},
     )
 
 
@@ -578,6 +767,7 @@ def run(args: argparse.Namespace) -> int:
             seed=args.seed,
             library=library,
             device=_DEVICE,
+            trace_parts=args.parts,
         )
     except WalkError as error:
         print(f"wts bench head: {error}", file=sys.stderr)
@@ -605,6 +795,10 @@ def run(args: argparse.Namespace) -> int:
         rows += measured
     if rows:
         print(table(rows, gpu=environment.gpu))
+    if bench.parts:
+        from wts.bench.parts import parts_text
+
+        print(f"\n{parts_text(bench.parts)}")
     for text in failed:
         print(f"FAILED {text}")
     if args.out is None:

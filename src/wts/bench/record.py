@@ -40,6 +40,7 @@ _COMMON: dict[str, _Field] = {
         kind=str,
         choices=(
             "wts",
+            "probe",
             "step_torch",
             "sglang",
             "sglang_greedy",
@@ -98,12 +99,17 @@ _BY_BENCH: dict[str, dict[str, _Field]] = {
     },
 }
 
-# What a record may carry besides: the SM clock (as a spin kernel measured it, and the maximum), and
-# the share of a baseline's first tokens that were ours.
+# What a record may carry besides: the SM clock (as a spin kernel measured it, and the maximum); the
+# share of a baseline's first tokens that were ours (of heads with a state: of second tokens, where
+# the first ones were); H and, of Domino, G; what was subtracted where something is excluded, 0 for
+# paths without it.
 _OPTIONAL: dict[str, _Field] = {
     "clock_mhz": _Field(kind=float, least=1),
     "max_clock_mhz": _Field(kind=float, least=1, nullable=True),
     "first_token_agreement": _Field(kind=float, least=0, most=1, nullable=True),
+    "H": _Field(kind=int, least=1),
+    "G": _Field(kind=int, least=1),
+    "excluded_us": _Field(kind=float, least=0),
 }
 
 

@@ -1,0 +1,132 @@
+"""Where a step's time goes: time stamps of a kernel that is built to be traced, in cycles.
+
+Their writing costs a little itself, so nothing else is read off such a walk.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from importlib import resources
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+import torch
+
+if TYPE_CHECKING:
+    from wts.bench.baselines import WalkInputs
+    from wts.walk import Walker
+
+__all__ = ["PARTS", "parts_of", "parts_text", "traced_parts"]
+
+# Part of a step, between two events; the last ones end in the same group's next step.
+PARTS: Mapping[str, tuple[str, str]] = MappingProxyType(
+    {
+        "sweep": ("LATENT_SEEN", "SWEPT"),
+        "last roundings, warps' best": ("SWEPT", "OFFERED"),
+        "gather": ("OFFERED", "GATHERED"),
+        "publish": ("GATHERED", "PUBLISHED"),
+        "exchange: wait and decode": ("PUBLISHED", "DECODED"),
+        "latent and state": ("DECODED", "LATENT_SENT"),
+        "seen": ("LATENT_SENT", "LATENT_SEEN"),
+        "a step": ("LATENT_SEEN", "LATENT_SEEN"),
+    }
+)
+"""Parts of a step in their order, with the events that begin and end them."""
+
+_TIMEOUT_MS = 2000
+
+
+def _layout() -> tuple[list[str], int]:
+    """Names of the kernel's events in their order, and rounds that it traces: its source says."""
+    text = (resources.files("wts") / "csrc" / "rounds.cuh").read_text(encoding="utf-8")
+    events = re.search(r"enum Event \{([^}]*)\}", text)
+    rounds = re.search(r"constexpr int TRACED_ROUNDS = (\d+);", text)
+    assert events is not None
+    assert rounds is not None
+    *names, last = (name.strip() for name in events[1].split(","))
+    assert last == "NUM_EVENTS"
+    return names, int(rounds[1])
+
+
+def parts_of(stamps: torch.Tensor, *, steps: int, groups: int) -> dict[str, float]:
+    """Medians over blocks and rounds, but the last step's, in cycles.
+
+    Args:
+        stamps: int64 [blocks, traced rounds, events]; a block's clock is its own.
+        steps: of the walk, at least two.
+        groups: that take turns; a round is one step of one group.
+
+    Returns:
+        Each of `PARTS`; one whose events a kernel does not mark is left out.
+    """
+    names, traced = _layout()
+    num_rounds = min(steps * groups, traced) - groups
+    found = {}
+    for part, (begin, end) in PARTS.items():
+        later = groups if end == "LATENT_SEEN" else 0
+        started = stamps[:, :num_rounds, names.index(begin)]
+        ended = stamps[:, later : later + num_rounds, names.index(end)]
+        marked = (started != 0) & (ended != 0)
+        if bool(marked.any()):
+            found[part] = float((ended - started)[marked].double().median())
+    return found
+
+
+def traced_parts(walker: Walker, inputs: WalkInputs) -> dict[str, float]:
+    """Walk with a traced build of a device Walker's kernel; L2 is warm.
+
+    Raises:
+        WalkFault: it gave other tokens than the Walker.
+    """
+    from wts.bench.gate import compare
+    from wts.noise import Noise
+    from wts.walk import _DeviceWalk
+
+    assert walker._device_walk is not None
+    traced = _DeviceWalk(
+        walker.head, walker.plan, walker._device_walk.device, _TIMEOUT_MS, trace=True
+    )
+    names, rounds = _layout()
+    base, device = inputs.base_logits, inputs.base_logits.device
+    stamps = torch.zeros(
+        traced.plan.num_blocks, rounds, len(names), dtype=torch.int64, device=device
+    )
+    tokens = torch.zeros(inputs.batch, inputs.steps, dtype=torch.int64, device=device)
+    offset = torch.zeros(1, dtype=torch.int64, device=device)
+    noise = None if inputs.temperatures is None else Noise(key=inputs.noise_key, offset=offset)
+    logits_out = None if inputs.temperatures is None else inputs.logits_out
+    for _ in range(2):  # the second finds its weights in L2
+        offset.zero_()
+        stamps.zero_()
+        traced.launch(
+            base,
+            inputs.anchor,
+            tokens,
+            hidden=inputs.hidden,
+            temperatures=inputs.temperatures,
+            noise=noise,
+            logits_out=logits_out,
+            trace=stamps,
+        )
+    traced.check()
+    offset.zero_()
+    wanted = walker(
+        base,
+        inputs.anchor,
+        hidden=inputs.hidden,
+        temperatures=inputs.temperatures,
+        noise=noise,
+        logits_out=logits_out,
+    )
+    compare("tokens of a traced walk", tokens, wanted)
+    return parts_of(stamps.cpu(), steps=inputs.steps, groups=traced.plan.groups)
+
+
+def parts_text(columns: Sequence[tuple[str, dict[str, float]]]) -> str:
+    """Parts of several walks, named, one line each: cycles of each part."""
+    lines = ["parts of a step, cycles (medians over blocks and rounds of a traced, warm walk)"]
+    for name, parts in columns:
+        shown = ", ".join(f"{part} {cycles:,.0f}" for part, cycles in parts.items())
+        lines.append(f"{name}: {shown}")
+    return "\n".join(lines)
