@@ -152,6 +152,18 @@ CASES = (
         sampled=True,
         streamed=True,
     ),
+    *(
+        Case(
+            name=f"streamed by warpgroups, {'sampled' if sampled else 'greedy'}",
+            vocab=5003,
+            rank=256,
+            blocks=2,
+            batch=8,
+            sampled=sampled,
+            streamed=True,
+        )
+        for sampled in (False, True)
+    ),
     Case(name="mapped", vocab=1500, draft_vocab=1003, blocks=4, batch=4),
     Case(name="fp32 base logits", vocab=1003, batch=2, base_type="fp32"),
     Case(name="odd rows", vocab=1003, batch=4, odd=True),
