@@ -8,6 +8,7 @@ rounding to bf16; what is not inside of one is fp32.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import ClassVar, Self
 
@@ -57,6 +58,12 @@ def needed_hidden(hidden: torch.Tensor | None, size: int) -> torch.Tensor:
             fix="pass them: this head reads one in each step",
         )
     return hidden
+
+
+def _first_latent(head: GatedHead | RnnHead, token: torch.Tensor) -> torch.Tensor:
+    """The latents [n, r] of a first step after tokens [n], at a hidden state of zeros."""
+    hidden = head.table.new_zeros(1).expand(len(token), head.hidden_size)
+    return head.latent(head.initial_state(len(token)), token, hidden)[1]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -209,14 +216,7 @@ class GatedHead(VocabularyParts):
             gate_weight=draw.matrix(rank, (hidden_size, 1.0), (rank, 1.0)),
             gate_bias=draw.vector(rank),
         )
-        zero = head.table.new_zeros(1)
-
-        def latent_of(token: torch.Tensor) -> torch.Tensor:
-            """The latent of a first step at a hidden state of zeros."""
-            hidden = zero.expand(len(token), hidden_size)
-            return head.latent(head.initial_state(len(token)), token, hidden)[1]
-
-        return draw.favour(head, latent_of, device)
+        return draw.favour(head, partial(_first_latent, head), device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -388,14 +388,7 @@ class RnnHead(VocabularyParts):
             joint_weight=draw.matrix(3 * rank, (rank, 0.7), (rank, 1.5), (hidden_size, 0.5)),
             joint_bias=draw.vector(3 * rank),
         )
-        zero = head.table.new_zeros(1)
-
-        def latent_of(token: torch.Tensor) -> torch.Tensor:
-            """The latent of a first step at a hidden state of zeros."""
-            hidden = zero.expand(len(token), hidden_size)
-            return head.latent(head.initial_state(len(token)), token, hidden)[1]
-
-        return draw.favour(head, latent_of, device)
+        return draw.favour(head, partial(_first_latent, head), device)
 
 
 def _check_dspark(head: GatedHead | RnnHead) -> int:

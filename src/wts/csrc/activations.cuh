@@ -5,9 +5,18 @@
 
 namespace wts {
 
+// A bf16 number as fp32: alone, or the i-th of two in a word; and the bits of one that is rounded.
+__device__ __forceinline__ float bf16_value(u32 bits) { return __uint_as_float(bits << 16); }
+__device__ __forceinline__ float bf16_of_pair(u32 pair, int i) {
+  return i & 1 ? __uint_as_float(pair & 0xffff0000u) : bf16_value(pair);
+}
+__device__ __forceinline__ u16 bf16_bits(float value) {
+  return static_cast<u16>(__float_as_uint(value) >> 16);
+}
+
 // R(): rounded once to bf16, as fp32.
 __device__ __forceinline__ float rounded(float value) {
-  return __uint_as_float(round_bf16x2(value, 0.0f) << 16);
+  return bf16_value(round_bf16x2(value, 0.0f));
 }
 
 // The smaller one; a NaN stays.

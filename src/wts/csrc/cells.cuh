@@ -46,8 +46,7 @@ __device__ __forceinline__ void load_run(float (&values)[RUN], const u16* at) {
   u32 words[RUN / 2];
   load_global_words(words, at);
 #pragma unroll
-  for (int i = 0; i < RUN; ++i)
-    values[i] = __uint_as_float(i & 1 ? words[i / 2] & 0xffff0000u : words[i / 2] << 16);
+  for (int i = 0; i < RUN; ++i) values[i] = bf16_of_pair(words[i / 2], i);
 }
 
 // R(R(sigmoid(R(part + G_e e))) e) of one run; row: G_e e in fp32, then e in bf16.
@@ -86,18 +85,14 @@ __device__ __forceinline__ void rnn_run(const Byte* row, const float* part, cons
       joint[kind][i / 2] = round_bf16x2(sum[0], sum[1]);
     }
   }
-  const auto number = [&](int kind, int i) {
-    const u32 pair = joint[kind][i / 2];
-    return __uint_as_float(i & 1 ? pair & 0xffff0000u : pair << 16);
-  };
+  const auto number = [&](int kind, int i) { return bf16_of_pair(joint[kind][i / 2], i); };
 #pragma unroll
   for (int i = 0; i < RUN; ++i) {
     const float gate = rounded(sigmoid(number(0, i))), candidate = rounded(tanh_of(number(1, i)));
-    const float old = __uint_as_float(static_cast<u32>(state[first + i]) << 16);
+    const float old = bf16_value(state[first + i]);
     const float kept = rounded(__fmul_rn(gate, old));
     const float taken = rounded(__fmul_rn(rounded(__fadd_rn(1.0f, -gate)), candidate));
-    state[first + i] =
-        static_cast<u16>(__float_as_uint(rounded(__fadd_rn(kept, taken))) >> 16);
+    state[first + i] = bf16_bits(rounded(__fadd_rn(kept, taken)));
     latent[i] = rounded(tanh_of(number(2, i)));
   }
 }
@@ -107,21 +102,20 @@ __device__ __forceinline__ void rnn_run(const Byte* row, const float* part, cons
 __device__ __forceinline__ void take_in_token(const Byte* row, const float* products, u16* state,
                                               int lane) {
   const u16* inputs = reinterpret_cast<const u16*>(row);
-  const auto wide = [](u32 bits) { return __uint_as_float(bits << 16); };
 #pragma unroll 2
   for (int i = lane; i < plan::STATE; i += TEAM_LANES) {
     float input[3], product[3];
 #pragma unroll
     for (int kind = 0; kind < 3; ++kind) {
-      input[kind] = wide(load_global_2(inputs + kind * plan::STATE + i));
+      input[kind] = bf16_value(load_global_2(inputs + kind * plan::STATE + i));
       product[kind] = rounded(products[kind * plan::STATE + i]);
     }
     const float reset = sigmoid(__fadd_rn(input[0], product[0]));
     const float update = sigmoid(__fadd_rn(input[1], product[1]));
     const float fresh = tanh_of(__fadd_rn(input[2], __fmul_rn(reset, product[2])));
-    const float old = wide(state[i]);
+    const float old = bf16_value(state[i]);
     const float next = __fadd_rn(fresh, __fmul_rn(update, __fadd_rn(old, -fresh)));
-    state[i] = static_cast<u16>(__float_as_uint(rounded(next)) >> 16);
+    state[i] = bf16_bits(rounded(next));
   }
 }
 
@@ -143,8 +137,7 @@ __device__ __forceinline__ float state_product(const u16* weight, const u16* sta
   float sum = 0.0f;
 #pragma unroll 4
   for (int i = lane; i < plan::STATE; i += 32)
-    sum = fmaf(__uint_as_float(static_cast<u32>(weight[i]) << 16),
-               __uint_as_float(static_cast<u32>(state[i]) << 16), sum);
+    sum = fmaf(bf16_value(weight[i]), bf16_value(state[i]), sum);
 #pragma unroll
   for (int apart = 16; apart > 0; apart /= 2)
     sum = __fadd_rn(sum, __int_as_float(lane_across(__float_as_int(sum), apart)));

@@ -90,13 +90,17 @@ struct ServiceWarp : LatentWarp {
     if (!shifted) warp_arrive(&shared.base_landed[slot]);
   }
 
+  // The bits in which the addresses of the walk's lines may differ from multiples of a power of two.
+  __device__ __forceinline__ u64 line_starts() const {
+    return reinterpret_cast<u64>(args.base) |
+           static_cast<u64>(args.base_request_stride * BASE_BYTES) |
+           static_cast<u64>(args.base_step_stride * BASE_BYTES);
+  }
+
   // Where every line is copied whole and none must be shifted, a lane asks for each column: the same as
   // begin_base, all at once.
   __device__ __forceinline__ bool simple() const {
-    const u64 bits = reinterpret_cast<u64>(args.base) |
-                     static_cast<u64>(args.base_request_stride * BASE_BYTES) |
-                     static_cast<u64>(args.base_step_stride * BASE_BYTES);
-    return (bits & 3u) == 0 && (more_follow() || tidy());
+    return (line_starts() & 3u) == 0 && (more_follow() || tidy());
   }
 
   __device__ __forceinline__ void begin_simple(int round) const {
@@ -121,11 +125,7 @@ struct ServiceWarp : LatentWarp {
   // Whether all lines of the walk begin and end at whole 16-byte pieces, so that bulk copies bring all
   // and the padding behind stays as it was filled.
   __device__ __forceinline__ bool tidy() const {
-    const u64 bits = reinterpret_cast<u64>(args.base) |
-                     static_cast<u64>(args.base_request_stride * BASE_BYTES) |
-                     static_cast<u64>(args.base_step_stride * BASE_BYTES) |
-                     static_cast<u64>(rows_here() * BASE_BYTES);
-    return (bits & 15u) == 0;
+    return ((line_starts() | static_cast<u64>(rows_here() * BASE_BYTES)) & 15u) == 0;
   }
 
   // Asks L2 for what begin_base will fetch by loads, and wait for.
