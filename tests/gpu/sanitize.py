@@ -11,7 +11,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -205,7 +205,7 @@ def copy_parts(new: Any, old: Any) -> None:
     """Copy tensors, and dataclasses of them, over others of the same shapes."""
     if isinstance(new, torch.Tensor):
         old.copy_(new)
-    elif new is not None:
+    elif is_dataclass(new):
         for field in fields(new):
             copy_parts(getattr(new, field.name), getattr(old, field.name))
 

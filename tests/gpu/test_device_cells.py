@@ -527,7 +527,7 @@ def walker_with_limit(kind: type[RecurrentHead], timeout_ms: int, *, batch: int 
     head = head_of(kind, 4999, 512, **others)
     plan = plan_residency(head, gpu_of(DEVICE), batch=batch, steps=32)
     if plan.state:
-        assert (plan.num_blocks - 1) * plan.block_products < plan.product_rows
+        assert (plan.num_blocks - 1) * plan.block_units < plan.units
     return Walker(head, plan, backend=DEVICE, timeout_ms=timeout_ms)
 
 
