@@ -55,12 +55,14 @@ def fma(a: float, b: float, c: float) -> float:
 
 def warp_dot(row: list[float], vector: list[float]) -> np.float32:
     """A row times a vector as 32 lanes sum it."""
-    lanes = [0.0] * 32
+    each = [0.0] * 256
     for index, (weight, element) in enumerate(zip(row, vector, strict=True)):
-        lane = index // 8 % 32
-        lanes[lane] = fma(weight, element, lanes[lane])
-    sums = np.array(lanes, dtype=np.float32)
+        each[index % 256] = fma(weight, element, each[index % 256])
+    eights = np.array(each, dtype=np.float32).reshape(32, 8)
     with np.errstate(all="ignore"):
+        fours = eights[:, :4] + eights[:, 4:]
+        twos = fours[:, :2] + fours[:, 2:]
+        sums = twos[:, 0] + twos[:, 1]
         for distance in (16, 8, 4, 2, 1):
             sums = np.array([sums[lane] + sums[lane ^ distance] for lane in range(32)])
     return np.float32(sums[0])

@@ -126,11 +126,11 @@ class TestLaneProduct:
     @given(odd_numbers, odd_numbers, odd_numbers)
     @settings(max_examples=300)
     def test_rounds_as_a_fused_multiply_add(self, a: float, b: float, c: float) -> None:
-        """A lane's second element meets a sum that is the fp32 product of the first."""
+        """A sum's second element meets what is the fp32 product of the first."""
         values = torch.tensor([a, b, c, 1.0]).bfloat16()
-        weight, vector = torch.zeros(2, 1, 64, dtype=BF16)
+        weight, vector = torch.zeros(2, 1, 264, dtype=BF16)
         weight[0, 0], vector[0, 0] = values[2], values[3]
-        weight[0, 7], vector[0, 7] = values[0], values[1]
+        weight[0, 256], vector[0, 256] = values[0], values[1]
         first, second, third = values[:3].tolist()
         wanted = oracle_cells.fma(first, second, oracle_cells.fma(third, 1.0, 0.0))
         assert lane_product(weight, vector).item() == wanted
@@ -147,16 +147,23 @@ class TestLaneProduct:
     def test_products_are_not_rounded(
         self, first: tuple[float, float], second: tuple[float, float], wanted: float
     ) -> None:
-        weight, vector = torch.zeros(2, 1, 64, dtype=BF16)
-        for index, (one, other) in ((0, first), (1, second)):
+        weight, vector = torch.zeros(2, 1, 264, dtype=BF16)
+        for index, (one, other) in ((0, first), (256, second)):
             weight[0, index], vector[0, index] = one, other
         assert lane_product(weight, vector).item() == wanted
 
-    def test_order_is_ascending_within_a_lane_and_the_tree_across(self) -> None:
-        big, vector = 2.0**24, torch.ones(1, 512, dtype=BF16)
-        weight = torch.zeros(1, 512, dtype=BF16)
-        # Lane 0: 1 + 2^24 is a tie that loses the 1, less 2^24 is 0. Backwards it would be 1.
-        weight[0, 0], weight[0, 7], weight[0, 256] = 1.0, big, -big
+    def test_order_is_ascending_within_a_sum_and_two_trees_across(self) -> None:
+        big, vector = 2.0**24, torch.ones(1, 768, dtype=BF16)
+        weight = torch.zeros(1, 768, dtype=BF16)
+        # One sum: 1 + 2^24 is a tie that loses the 1, less 2^24 is 0. Backwards it would be 1.
+        weight[0, 0], weight[0, 256], weight[0, 512] = 1.0, big, -big
+        assert lane_product(weight, vector).item() == 0.0
+        # Sums 0 and 4 of a lane meet first, then 1 comes to them.
+        weight.zero_()
+        weight[0, 0], weight[0, 4], weight[0, 1] = big, -big, 1.0
+        assert lane_product(weight, vector).item() == 1.0
+        weight.zero_()
+        weight[0, 0], weight[0, 2], weight[0, 4] = big, -big, 1.0
         assert lane_product(weight, vector).item() == 0.0
         # Lanes 0 and 16 meet first: 2^24 - 2^24, then the 1 of lane 1. Other pairs lose it.
         weight.zero_()

@@ -36,6 +36,7 @@ KERNEL_NAME = "wts_walk"
 _SOURCES = (
     "walk.cu",
     "service.cuh",
+    "inner.cuh",
     "latents.cuh",
     "cells.cuh",
     "activations.cuh",

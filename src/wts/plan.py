@@ -221,9 +221,24 @@ class ResidencyPlan:
         return 8 if self.kind == "domino" else 4 * self.unit_rows
 
     @property
+    def joint_numbers(self) -> int:
+        """Sums of a request that an RNN's state is made of; one where there are none."""
+        return 2 * self.rank if self.kind == "rnn" else 1
+
+    @property
+    def joint_slots(self) -> int:
+        """Steps whose sums are kept: two where the sweeping warps make the state, in one group."""
+        return 2 if self.kind == "rnn" and self.groups == 1 else 1
+
+    @property
+    def early_slots(self) -> int:
+        """Steps whose words have places of their own: a gated head's are made two steps ahead."""
+        return 4 if self.kind == "gated" else 2
+
+    @property
     def state_words(self) -> int:
-        """64-bit words of the workspace for them: of two steps, of every request."""
-        return 2 * self.groups * self.columns * self.early_words
+        """64-bit words of the workspace for them, of every request."""
+        return self.early_slots * self.groups * self.columns * self.early_words
 
     @property
     def warpgroups(self) -> bool:
@@ -275,8 +290,13 @@ class ResidencyPlan:
 
     @property
     def later_tokens(self) -> int:
-        """Tokens kept for latents that are fetched later; one where each is fetched at once."""
-        return self.groups * self.columns if self.groups > self.latent_slots else 1
+        """Tokens kept for latents that are fetched later; one where each is fetched at once.
+
+        A Domino head's sweeping warps want the tokens of all requests before any latent is made.
+        """
+        served = -(-self.columns // SERVICE_WARPS)
+        told = self.kind == "domino" and self.groups == 1 and served > self.served_together
+        return self.groups * self.columns if told or self.groups > self.latent_slots else 1
 
     @property
     def parked_noise(self) -> int:
@@ -464,9 +484,12 @@ class ResidencyPlan:
             "UNIT_ROWS": self.unit_rows,
             "UNIT_WORDS": self.unit_words,
             "UNIT_BYTES": self.unit_bytes,
+            "EARLY_SLOTS": self.early_slots,
             "BLOCK_UNITS": self.block_units,
             "PROJECTOR_ROWS": self.projector_rows,
             "BLOCK_PROJECTIONS": self.block_projections,
+            "JOINT_STORAGE": self.joint_numbers,
+            "JOINT_SLOTS": self.joint_slots,
             "EARLY_COLUMNS": self.columns if self.units else 1,
             "UNIT_STORAGE": max(1, self.units),
             "PROJECTOR_STORAGE": max(1, self.projector_rows),
@@ -586,11 +609,13 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("projector_weight", 2 * plan.block_projections * max(1, plan.state), 16),
         ("hidden_weight", 2 * plan.hidden_rows * hidden, 16),
         ("hidden", 2 * hidden * early, 16),
-        ("own_part", 2 * 4 * plan.hidden_rows * early, 16),
+        ("own_part", 4 * plan.hidden_rows * early, 16),
         ("state", 2 * plan.states * max(1, plan.state), 16),
         ("early", plan.unit_bytes * max(1, plan.units) * early, 16),
+        ("joint", 2 * plan.joint_slots * plan.joint_numbers * early, 16),
         ("projections", 4 * max(1, plan.projector_rows) * early, 16),
         ("team_token", 4 * SERVICE_WARPS, 16),
+        ("inner_token", 4 * early, 4),
         ("team_largest", 4 * SERVICE_WARPS, 4),
         ("weights_landed", 8, 8),
         ("latents_ready", 8 * plan.latent_slots, 8),
@@ -600,8 +625,10 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("ring_landed", 8 * _ring_barriers(plan), 8),
         ("ring_readers", 4 * _ring_barriers(plan), 4),
         ("state_landed", 8, 8),
-        ("hidden_landed", 8 * early, 8),
-        ("deadline", 8 * SERVICE_WARPS, 8),
+        ("hidden_landed", 8, 8),
+        ("token_known", 8, 8),
+        ("sums_published", 8, 8),
+        ("deadline", 8 * (plan.threads // 32), 8),
         ("sequence", 4, 16),
         ("noise_offset", 4, 4),
         ("abandoned", 4, 4),

@@ -104,9 +104,9 @@ _CHOICES = {
     ),
     "greedy, state": (
         Choice("wgmma", 8, 31, 0, 4, (200, 104), 2),
-        Choice("mma", 4, 34, 4, 5, (208, 88)),
-        Choice("mma", 2, 40, 4, 5, (216, 72)),
-        Choice("mma", 1, 40, 6, 5, (216, 72)),
+        Choice("mma", 4, 38, 4, 5, (224, 56)),
+        Choice("mma", 2, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 6, 5, (224, 56)),
     ),
     "sampled, state": (
         Choice("wgmma", 8, 20, 0, 2, (192, 120)),

@@ -31,17 +31,16 @@ __device__ __forceinline__ float divided(float a, float b) {
   return fmaf(fmaf(-b, quotient, a), inverse, quotient);
 }
 
-// The smaller one; a NaN stays.
-__device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }
-
-// exp(y) = one * other * (1 + q), for |y| up to 104.
+// exp(y) = power (1 + q), for y within 80 of 0; q of a NaN is one.
 struct Reduced {
-  float q, one, other;
+  float q, power;
 
   __device__ __forceinline__ explicit Reduced(float y) {
-    const float n = rintf(__fmul_rn(y, 1.4426950408889634f));
-    const float f = __fadd_rn(__fadd_rn(y, -__fmul_rn(n, 0.693359375f)),
-                              -__fmul_rn(n, -2.12194440054690583e-4f));
+    constexpr float LOW_PLACE_IS_ONE = 12582912.0f;  // 1.5 2^23: a sum with it is rounded to integers
+    const float shifted = __fadd_rn(__fmul_rn(y, 1.4426950408889634f), LOW_PLACE_IS_ONE);
+    const float n = __fadd_rn(shifted, -LOW_PLACE_IS_ONE);
+    const float high = fmaf(n, -0.693359375f, y);  // the product is exact
+    const float f = __fadd_rn(high, -__fmul_rn(n, -2.12194440054690583e-4f));
     float p = 1.0f / 5040;
     const auto take = [&](float coefficient) { p = __fadd_rn(__fmul_rn(p, f), coefficient); };
     take(1.0f / 720);
@@ -50,38 +49,31 @@ struct Reduced {
     take(1.0f / 6);
     take(1.0f / 2);
     q = __fadd_rn(__fmul_rn(__fmul_rn(p, f), f), f);
-    // 2^150 is no fp32 number: two factors.
-    const int whole = n == n ? static_cast<int>(n) : 0, half = whole >> 1;
-    one = power_of_two(half);
-    other = power_of_two(whole - half);
-  }
-
-  __device__ __forceinline__ static float power_of_two(int n) {
-    return __int_as_float((n + 127) << 23);
+    power = __int_as_float((__float_as_int(shifted) << 23) + 0x3f800000);
   }
 };
 
-__device__ __forceinline__ float exponential(float y) {
-  const Reduced reduced(-at_most(-at_most(y, 104.0f), 104.0f));
-  return __fmul_rn(__fmul_rn(__fadd_rn(1.0f, reduced.q), reduced.one), reduced.other);
+// 1 + exp(y): what is smaller than exp(-80) adds nothing.
+__device__ __forceinline__ float one_and_exponential(float y) {
+  const Reduced reduced(at_most(at_least(y, -80.0f), 80.0f));
+  return __fadd_rn(1.0f, __fmul_rn(__fadd_rn(1.0f, reduced.q), reduced.power));
 }
 
 __device__ __forceinline__ float sigmoid(float x) {
-  return divided(1.0f, __fadd_rn(1.0f, exponential(at_most(-x, 80.0f))));
+  return divided(1.0f, one_and_exponential(-x));
 }
 
 __device__ __forceinline__ float silu(float x) {
   const float infinity = __int_as_float(0x7f800000);
-  const float least = -at_most(-x, 80.0f);
-  const float result = divided(least, __fadd_rn(1.0f, exponential(-least)));
+  const float result = divided(at_least(x, -80.0f), one_and_exponential(-x));
   return fabsf(x) < infinity ? result : __fadd_rn(x, infinity);
 }
 
 __device__ __forceinline__ float tanh_of(float x) {
   const float size = fabsf(x);
   const Reduced reduced(at_most(__fadd_rn(size, size), 32.0f));
-  const float power = __fmul_rn(reduced.one, reduced.other);
-  const float m = __fadd_rn(__fmul_rn(power, reduced.q), __fadd_rn(power, -1.0f));
+  const float m =
+      __fadd_rn(__fmul_rn(reduced.power, reduced.q), __fadd_rn(reduced.power, -1.0f));
   constexpr float FAR = 18446744073709551616.0f;  // 2^64
   const float quotient = divided(__fmul_rn(m, FAR), __fadd_rn(m, 2.0f));
   return copysignf(__fmul_rn(quotient, 1.0f / FAR), x);

@@ -72,9 +72,9 @@ __device__ __forceinline__ void gated_run(const Byte* row, const float* part, co
 }
 
 // The latent of one run of an RNN head; row: J_e e in fp32, early: the part + J_s state. Of each,
-// gates, candidates and outputs lie RANK apart. The first two, rounded, are left where they were
-// early, for the state, which has time until the latent is sent.
-__device__ __forceinline__ void rnn_run(const Byte* row, float* early, int first,
+// gates, candidates and outputs lie RANK apart. The first two, rounded, are left in `left` for the state,
+// which has time until the latent is sent.
+__device__ __forceinline__ void rnn_run(const Byte* row, const float* early, int first, u16* left,
                                         float (&latent)[RUN]) {
   float joint[3][RUN];
 #pragma unroll
@@ -82,45 +82,42 @@ __device__ __forceinline__ void rnn_run(const Byte* row, float* early, int first
     load_run(joint[kind], reinterpret_cast<const float*>(row) + kind * plan::RANK + first);
 #pragma unroll
   for (int kind = 2; kind >= 0; --kind) {
-    float* before = early + kind * plan::RANK + first;
+    const int start = kind * plan::RANK + first;
 #pragma unroll
     for (int i = 0; i < RUN; ++i) {
-      const float sum = rounded(__fadd_rn(before[i], joint[kind][i]));
+      const float sum = rounded(__fadd_rn(early[start + i], joint[kind][i]));
       if (kind == 2) {
         latent[i] = rounded(tanh_of(sum));
       } else {
-        before[i] = sum;
+        left[start + i] = bf16_bits(sum);
       }
     }
   }
 }
 
-// The new state of a run, in place, from what rnn_run has left.
-__device__ __forceinline__ void rnn_state_run(const float* early, int first, u16* state) {
-#pragma unroll
-  for (int i = 0; i < RUN; ++i) {
-    const float gate = rounded(sigmoid(early[first + i]));
-    const float candidate = rounded(tanh_of(early[plan::RANK + first + i]));
-    const float kept = rounded(__fmul_rn(gate, bf16_value(state[first + i])));
-    const float taken = rounded(__fmul_rn(rounded(__fadd_rn(1.0f, -gate)), candidate));
-    state[first + i] = bf16_bits(rounded(__fadd_rn(kept, taken)));
-  }
+// The new state of an RNN's unit, from what rnn_run has left; states are bits of bf16.
+__device__ __forceinline__ u16 rnn_state(float gate_sum, float candidate_sum, u16 state) {
+  const float gate = rounded(sigmoid(gate_sum)), candidate = rounded(tanh_of(candidate_sum));
+  const float kept = rounded(__fmul_rn(gate, bf16_value(state)));
+  const float taken = rounded(__fmul_rn(rounded(__fadd_rn(1.0f, -gate)), candidate));
+  return bf16_bits(rounded(__fadd_rn(kept, taken)));
 }
 
 // A Domino head takes in a token: the GRU of one request, in place; row: R(W_ih e) in bf16, resets,
 // updates and candidates STATE apart; early: R(W_hh h) of a unit's three in one word, resets lowest.
-// A lane has eight units at a time.
+// A lane has four units at a time.
+template <int LANES>
 __device__ __forceinline__ void take_in_token(const Byte* row, const u64* early, u16* state,
                                               int lane) {
   const u16* inputs = reinterpret_cast<const u16*>(row);
 #pragma unroll 1
-  for (int first = 8 * lane; first < plan::STATE; first += 8 * TEAM_LANES) {
-    u32 input[3][4];
+  for (int first = 4 * lane; first < plan::STATE; first += 4 * LANES) {
+    u32 input[3][2];
 #pragma unroll
     for (int kind = 0; kind < 3; ++kind)
       load_global_words(input[kind], inputs + kind * plan::STATE + first);
 #pragma unroll
-    for (int i = 0; i < 8; ++i) {
+    for (int i = 0; i < 4; ++i) {
       const auto of_row = [&](int kind) { return bf16_of_pair(input[kind][i / 2], i); };
       const u64 word = early[first + i];
       const u32 low = static_cast<u32>(word), high = static_cast<u32>(word >> 32);
@@ -144,13 +141,13 @@ __device__ __forceinline__ void projected_run(const float* projections, int firs
 // ---- products with states and hidden states ----------------------------------------------------
 
 // Rows of weights times a vector, both bf16, as the emulator's lane_product sums them: element i is of
-// lane i / 8 mod 32, then lanes in a tree. The same in all lanes. Rows lie `apart` elements apart.
+// sum i mod 8 of lane i / 8 mod 32; then trees over sums and lanes. The same in all lanes. Rows lie
+// `apart` elements apart.
 template <int ROWS, int LENGTH>
 __device__ __forceinline__ void lane_products(const u16* weight, int apart, const u16* vector, int lane,
                                               float (&sum)[ROWS]) {
   const u32 weights = shared_address(weight), elements = shared_address(vector);
-#pragma unroll
-  for (int row = 0; row < ROWS; ++row) sum[row] = 0.0f;
+  float sums[ROWS][8] = {};
 #pragma unroll 2
   for (int turn = 0; turn < (LENGTH + 255) / 256; ++turn) {
     const int first = (turn * 32 + lane) * 8;
@@ -163,10 +160,19 @@ __device__ __forceinline__ void lane_products(const u16* weight, int apart, cons
       load_shared_16(of_row, weights + (row * apart + first) * 2);
 #pragma unroll
       for (int i = 0; i < 8; ++i)
-        sum[row] = fmaf(bf16_of_pair(of_row[i / 2], i), bf16_of_pair(of_vector[i / 2], i), sum[row]);
+        sums[row][i] =
+            fmaf(bf16_of_pair(of_row[i / 2], i), bf16_of_pair(of_vector[i / 2], i), sums[row][i]);
     }
   }
   __syncwarp();
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) {
+#pragma unroll
+    for (int half = 4; half > 0; half /= 2)
+#pragma unroll
+      for (int i = 0; i < half; ++i) sums[row][i] = __fadd_rn(sums[row][i], sums[row][i + half]);
+    sum[row] = sums[row][0];
+  }
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2)
 #pragma unroll

@@ -301,6 +301,18 @@ __device__ __forceinline__ u32 round_half(float value) {
 // 9.7.3.6: a * b + c rounded once; NaN comes out as 0x7fffffff.
 __device__ __forceinline__ float fused(float a, float b, float c) { return fmaf(a, b, c); }
 
+// The smaller, or the larger one; a NaN stays (9.7.3.11, 9.7.3.12).
+__device__ __forceinline__ float at_most(float x, float limit) {
+  float result;
+  asm("min.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(limit));
+  return result;
+}
+__device__ __forceinline__ float at_least(float x, float limit) {
+  float result;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(result) : "f"(x), "f"(limit));
+  return result;
+}
+
 // 1 / value, within one place of the nearest (9.7.3.14).
 __device__ __forceinline__ float approximate_reciprocal(float value) {
   float result;

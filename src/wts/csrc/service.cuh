@@ -199,6 +199,7 @@ struct ServiceWarp : LatentWarp {
       const int token[1] = {static_cast<int>(clamped)};
       if (LATER > 1 && lane_index() == 0)
         shared.token[request % LATER] = token[0];
+      tell_tokens<1>(served, token);
       if (group < plan::LATENT_SLOTS) send_latents<1>(group, served, token);
     }
     if (group < plan::LATENT_SLOTS) latents_sent(group);
@@ -374,8 +375,8 @@ struct ServiceWarp : LatentWarp {
       if (complete) break;
       // These are asked rarely, not on the path of a good walk, and by a vote, so that the lanes
       // leave together whenever another warp gives up.
-      if ((poll & 15u) == 0 && __any_sync(0xffffffffu, abandoned())) break;
-      if ((poll & 255u) == 0 && out_of_time(poll)) {
+      if ((poll & 15u) == 0 && __any_sync(0xffffffffu, is_abandoned(shared))) break;
+      if ((poll & 255u) == 0 && out_of_time(args, shared, poll)) {
         int missing = plan::NUM_BLOCKS;
 #pragma unroll
         for (int i = 0; i < TOGETHER; ++i) missing = min(missing, gathered[i].first_missing(tag));
@@ -394,7 +395,7 @@ struct ServiceWarp : LatentWarp {
       team_sync();
       target[0] = shared.team_token[team()];
     }
-    ask_hidden(step + PART_AHEAD + 1);
+    if (step + 1 < args.num_steps) tell_tokens<TOGETHER>(first_served, target);
     if constexpr (LATER > 1) {
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i)
@@ -466,7 +467,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
     if (plan::EXCHANGE_LAG == 0 || round < rounds) {
       if (FIRST && self.leads()) stage(round + AHEAD);
-      self.prepare_step(round + plan::GROUPS);
+      self.gather_ahead(round + plan::GROUPS);
       if (self.leads()) {
         self.publish(round);
         if (!FIRST) stage(round + AHEAD);
