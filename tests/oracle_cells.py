@@ -55,12 +55,12 @@ def fma(a: float, b: float, c: float) -> float:
 
 def warp_dot(row: list[float], vector: list[float]) -> np.float32:
     """A row times a vector as 32 lanes sum it."""
-    each = [0.0] * 256
+    each = [0.0] * 128
     for index, (weight, element) in enumerate(zip(row, vector, strict=True)):
-        each[index % 256] = fma(weight, element, each[index % 256])
-    eights = np.array(each, dtype=np.float32).reshape(32, 8)
+        at = index // 8 % 32 * 4 + index % 4
+        each[at] = fma(weight, element, each[at])
+    fours = np.array(each, dtype=np.float32).reshape(32, 4)
     with np.errstate(all="ignore"):
-        fours = eights[:, :4] + eights[:, 4:]
         twos = fours[:, :2] + fours[:, 2:]
         sums = twos[:, 0] + twos[:, 1]
         for distance in (16, 8, 4, 2, 1):

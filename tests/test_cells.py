@@ -158,12 +158,16 @@ class TestLaneProduct:
         # One sum: 1 + 2^24 is a tie that loses the 1, less 2^24 is 0. Backwards it would be 1.
         weight[0, 0], weight[0, 256], weight[0, 512] = 1.0, big, -big
         assert lane_product(weight, vector).item() == 0.0
-        # Sums 0 and 4 of a lane meet first, then 1 comes to them.
+        # A lane's fifth element is of its first sum.
         weight.zero_()
-        weight[0, 0], weight[0, 4], weight[0, 1] = big, -big, 1.0
+        weight[0, 0], weight[0, 4], weight[0, 8 * 32] = 1.0, big, -big
+        assert lane_product(weight, vector).item() == 0.0
+        # Sums 0 and 2 of a lane meet first, then 1 comes to them.
+        weight.zero_()
+        weight[0, 0], weight[0, 2], weight[0, 1] = big, -big, 1.0
         assert lane_product(weight, vector).item() == 1.0
         weight.zero_()
-        weight[0, 0], weight[0, 2], weight[0, 4] = big, -big, 1.0
+        weight[0, 0], weight[0, 1], weight[0, 2] = big, -big, 1.0
         assert lane_product(weight, vector).item() == 0.0
         # Lanes 0 and 16 meet first: 2^24 - 2^24, then the 1 of lane 1. Other pairs lose it.
         weight.zero_()

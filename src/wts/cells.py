@@ -84,11 +84,11 @@ def hidden_part(
 
 
 def lane_product(weight: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """weight . vector as a warp sums it: element i is of lane i / 8 mod 32, of its sum i mod 8.
+    """weight . vector as a warp sums it: element i is of lane i / 8 mod 32, of its sum i mod 4.
 
     A sum starts at 0 and takes in its elements in ascending order, each by one fused multiply-add;
-    then a lane's sums are added in a tree, first those 4 apart, then 2, 1, and lanes in another,
-    16 apart, then 8, 4, 2, 1.
+    then a lane's sums are added in a tree, first those 2 apart, and lanes in another, 16 apart,
+    then 8, 4, 2, 1.
 
     The fused multiply-add is made in fp64 and then rounded to fp32, which rounds twice and still
     gives what rounding once does. A product p of two bf16 numbers has 16 bits: it is exact in fp64.
@@ -107,14 +107,16 @@ def lane_product(weight: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     rows, length = weight.shape
     turns = -(-length // (8 * LANES))
     padding = (0, turns * 8 * LANES - length)
-    weights = F.pad(weight, padding).double().view(1, rows, turns, LANES, 8)
-    vectors = F.pad(vector, padding).double().view(len(vector), 1, turns, LANES, 8)
-    total = torch.zeros(len(vector), rows, LANES, 8, device=weight.device)
+    weights = F.pad(weight, padding).double().view(1, rows, turns, LANES, 2, 4)
+    vectors = F.pad(vector, padding).double().view(len(vector), 1, turns, LANES, 2, 4)
+    total = torch.zeros(len(vector), rows, LANES, 4, device=weight.device)
     for turn in range(turns):
         owned = torch.arange(LANES, device=weight.device) < length // 8 - turn * LANES
-        taken = weights[:, :, turn] * vectors[:, :, turn] + total.double()
-        total = torch.where(owned[:, None], taken.float(), total)
-    for apart in (4, 2, 1):
+        for half in range(2):
+            at = (slice(None), slice(None), turn, slice(None), half)
+            taken = weights[at] * vectors[at] + total.double()
+            total = torch.where(owned[:, None], taken.float(), total)
+    for apart in (2, 1):
         total = total[..., :apart] + total[..., apart : 2 * apart]
     lanes, apart = total[..., 0], LANES // 2
     while apart:

@@ -196,14 +196,14 @@ class ResidencyPlan:
     @property
     def hidden_rows(self) -> int:
         """Rows of a block that the kernel multiplies with hidden states; one where it does not."""
-        return self._inner_rows if self.hidden_inside else 1
+        return self.own_rows if self.hidden_inside else 1
 
     @property
-    def _inner_rows(self) -> int:
-        """Rows of the hidden part that a block owns, where blocks share them out."""
+    def own_rows(self) -> int:
+        """Rows of a block that hidden states add to."""
         if self.kind == "domino":
             return self.block_projections
-        return self.unit_rows * -(-self.rank // self.num_blocks)
+        return self.unit_rows * self.block_units if self.units else 0
 
     @property
     def states(self) -> int:
@@ -224,11 +224,6 @@ class ResidencyPlan:
     def joint_numbers(self) -> int:
         """Sums of a request that an RNN's state is made of; one where there are none."""
         return 2 * self.rank if self.kind == "rnn" else 1
-
-    @property
-    def joint_slots(self) -> int:
-        """Steps whose sums are kept: two where the sweeping warps make the state, in one group."""
-        return 2 if self.kind == "rnn" and self.groups == 1 else 1
 
     @property
     def early_slots(self) -> int:
@@ -489,7 +484,6 @@ class ResidencyPlan:
             "PROJECTOR_ROWS": self.projector_rows,
             "BLOCK_PROJECTIONS": self.block_projections,
             "JOINT_STORAGE": self.joint_numbers,
-            "JOINT_SLOTS": self.joint_slots,
             "EARLY_COLUMNS": self.columns if self.units else 1,
             "UNIT_STORAGE": max(1, self.units),
             "PROJECTOR_STORAGE": max(1, self.projector_rows),
@@ -609,10 +603,10 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("projector_weight", 2 * plan.block_projections * max(1, plan.state), 16),
         ("hidden_weight", 2 * plan.hidden_rows * hidden, 16),
         ("hidden", 2 * hidden * early, 16),
-        ("own_part", 4 * plan.hidden_rows * early, 16),
+        ("own_part", 2 * 4 * plan.hidden_rows * early, 16),
         ("state", 2 * plan.states * max(1, plan.state), 16),
         ("early", plan.unit_bytes * max(1, plan.units) * early, 16),
-        ("joint", 2 * plan.joint_slots * plan.joint_numbers * early, 16),
+        ("joint", 2 * plan.joint_numbers * early, 16),
         ("projections", 4 * max(1, plan.projector_rows) * early, 16),
         ("team_token", 4 * SERVICE_WARPS, 16),
         ("inner_token", 4 * early, 4),
@@ -625,9 +619,10 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("ring_landed", 8 * _ring_barriers(plan), 8),
         ("ring_readers", 4 * _ring_barriers(plan), 4),
         ("state_landed", 8, 8),
-        ("hidden_landed", 8, 8),
+        ("hidden_landed", 8 * early, 8),
         ("token_known", 8, 8),
         ("sums_published", 8, 8),
+        ("sums_gathered", 8, 8),
         ("deadline", 8 * (plan.threads // 32), 8),
         ("sequence", 4, 16),
         ("noise_offset", 4, 4),

@@ -99,14 +99,22 @@ _CHOICES = {
     "greedy, gated": (
         Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
         Choice("mma", 4, 38, 4, 5, (224, 56)),
-        Choice("mma", 2, 42, 4, 5, (224, 56)),
-        Choice("mma", 1, 42, 6, 5, (224, 56)),
-    ),
-    "greedy, state": (
-        Choice("wgmma", 8, 31, 0, 4, (200, 104), 2),
-        Choice("mma", 4, 38, 4, 5, (224, 56)),
         Choice("mma", 2, 40, 4, 5, (224, 56)),
         Choice("mma", 1, 40, 6, 5, (224, 56)),
+    ),
+    "greedy, state": (
+        Choice("wgmma", 8, 36, 0, 4, (216, 72), 2),
+        Choice("mma", 4, 38, 4, 5, (224, 56)),
+        Choice("mma", 2, 40, 4, 5, (216, 72)),
+        Choice("mma", 1, 38, 6, 5, (216, 72)),
+    ),
+    "greedy, domino": (
+        Choice("mma", 2, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 6, 5, (224, 56)),
+    ),
+    "sampled, gated": (
+        Choice("mma", 2, 34, 4, 5, (208, 88)),
+        Choice("mma", 1, 36, 6, 5, (208, 88)),
     ),
     "sampled, state": (
         Choice("wgmma", 8, 20, 0, 2, (192, 120)),
@@ -122,13 +130,13 @@ _CHOICES = {
     ),
     "greedy, state, streaming": (
         Choice("wgmma", 8, 28, 0, 4, (200, 104), 2),
-        Choice("mma", 4, 32, 4, 4, (208, 88)),
+        Choice("mma", 4, 32, 4, 4, (216, 72)),
         Choice("mma", 2, 32, 4, 8, (208, 88)),
         Choice("mma", 1, 34, 4, 5, (208, 88)),
     ),
     "sampled, state, streaming": (
         Choice("wgmma", 8, 16, 0, 2, (192, 120)),
-        Choice("mma", 4, 22, 4, 5, (200, 104)),
+        Choice("mma", 4, 20, 4, 5, (200, 104)),
         Choice("mma", 2, 22, 4, 8, (200, 104)),
         Choice("mma", 1, 32, 4, 5, (200, 104)),
     ),
@@ -248,16 +256,18 @@ def plan_residency(
 
 
 def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choice]:
-    """Choices for a plan, the best first: those for its kind before the general ones."""
+    """Choices for a plan, the best first: most columns, then those for its kind."""
     how = "sampled" if plan.sampled else "greedy"
     groups = {1: "one group", 2: "two groups"}.get(-(-plan.batch // widest), "groups")
     special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
     end = ", streaming" if streaming else ""
     every = [
-        *_CHOICES.get(f"{how}, {'state' if plan.state else plan.kind}{end}", ()),
+        *_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
+        *(_CHOICES.get(f"{how}, state{end}", ()) if plan.state else ()),
         *_CHOICES.get(f"{how}, {special}{end}", ()),
         *reversed(_CHOICES[how + end]),
     ]
+    every.sort(key=lambda choice: -choice.columns)
     return [choice for choice in every if choice.columns <= widest]
 
 

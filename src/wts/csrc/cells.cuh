@@ -52,13 +52,15 @@ __device__ __forceinline__ void load_run(float (&values)[RUN], const u16* at) {
 }
 
 // R(R(sigmoid(R(part + G_e e))) e) of one run; row: G_e e in fp32, then e in bf16; early: the part of
-// the run, where it was made here.
+// the run, where it was made here. What is asked for comes while `wait` waits.
+template <typename Wait>
 __device__ __forceinline__ void gated_run(const Byte* row, const float* part, const float* early,
-                                          int first, float (&latent)[RUN]) {
+                                          int first, Wait wait, float (&latent)[RUN]) {
   float product[RUN], before[RUN], element[RUN];
   load_run(product, reinterpret_cast<const float*>(row) + first);
   load_run(element, reinterpret_cast<const u16*>(row + 4 * plan::RANK) + first);
   if constexpr (plan::HIDDEN_INSIDE) {
+    wait();
 #pragma unroll
     for (int i = 0; i < RUN; ++i) before[i] = early[first + i];
   } else {
@@ -74,12 +76,14 @@ __device__ __forceinline__ void gated_run(const Byte* row, const float* part, co
 // The latent of one run of an RNN head; row: J_e e in fp32, early: the part + J_s state. Of each,
 // gates, candidates and outputs lie RANK apart. The first two, rounded, are left in `left` for the state,
 // which has time until the latent is sent.
+template <typename Wait>
 __device__ __forceinline__ void rnn_run(const Byte* row, const float* early, int first, u16* left,
-                                        float (&latent)[RUN]) {
+                                        Wait wait, float (&latent)[RUN]) {
   float joint[3][RUN];
 #pragma unroll
   for (int kind = 0; kind < 3; ++kind)
     load_run(joint[kind], reinterpret_cast<const float*>(row) + kind * plan::RANK + first);
+  wait();
 #pragma unroll
   for (int kind = 2; kind >= 0; --kind) {
     const int start = kind * plan::RANK + first;
@@ -95,12 +99,16 @@ __device__ __forceinline__ void rnn_run(const Byte* row, const float* early, int
   }
 }
 
-// The new state of an RNN's unit, from what rnn_run has left; states are bits of bf16.
-__device__ __forceinline__ u16 rnn_state(float gate_sum, float candidate_sum, u16 state) {
-  const float gate = rounded(sigmoid(gate_sum)), candidate = rounded(tanh_of(candidate_sum));
-  const float kept = rounded(__fmul_rn(gate, bf16_value(state)));
-  const float taken = rounded(__fmul_rn(rounded(__fadd_rn(1.0f, -gate)), candidate));
-  return bf16_bits(rounded(__fadd_rn(kept, taken)));
+// The new state of a run, in place, from what rnn_run has left, RANK apart.
+__device__ __forceinline__ void rnn_state_run(const u16* left, int first, u16* state) {
+#pragma unroll
+  for (int i = first; i < first + RUN; ++i) {
+    const float gate = rounded(sigmoid(bf16_value(left[i])));
+    const float candidate = rounded(tanh_of(bf16_value(left[plan::RANK + i])));
+    const float kept = rounded(__fmul_rn(gate, bf16_value(state[i])));
+    const float taken = rounded(__fmul_rn(rounded(__fadd_rn(1.0f, -gate)), candidate));
+    state[i] = bf16_bits(rounded(__fadd_rn(kept, taken)));
+  }
 }
 
 // A Domino head takes in a token: the GRU of one request, in place; row: R(W_ih e) in bf16, resets,
@@ -141,14 +149,15 @@ __device__ __forceinline__ void projected_run(const float* projections, int firs
 // ---- products with states and hidden states ----------------------------------------------------
 
 // Rows of weights times a vector, both bf16, as the emulator's lane_product sums them: element i is of
-// sum i mod 8 of lane i / 8 mod 32; then trees over sums and lanes. The same in all lanes. Rows lie
+// sum i mod 4 of lane i / 8 mod 32; then trees over sums and lanes. The same in all lanes. Rows lie
 // `apart` elements apart.
 template <int ROWS, int LENGTH>
 __device__ __forceinline__ void lane_products(const u16* weight, int apart, const u16* vector, int lane,
                                               float (&sum)[ROWS]) {
   const u32 weights = shared_address(weight), elements = shared_address(vector);
-  float sums[ROWS][8] = {};
-#pragma unroll 2
+  float sums[ROWS][4] = {};
+  constexpr int AT_ONCE = ROWS > 1 ? 1 : 2;  // registers are few
+#pragma unroll AT_ONCE
   for (int turn = 0; turn < (LENGTH + 255) / 256; ++turn) {
     const int first = (turn * 32 + lane) * 8;
     if (LENGTH % 256 != 0 && first >= LENGTH) break;
@@ -160,15 +169,15 @@ __device__ __forceinline__ void lane_products(const u16* weight, int apart, cons
       load_shared_16(of_row, weights + (row * apart + first) * 2);
 #pragma unroll
       for (int i = 0; i < 8; ++i)
-        sums[row][i] =
-            fmaf(bf16_of_pair(of_row[i / 2], i), bf16_of_pair(of_vector[i / 2], i), sums[row][i]);
+        sums[row][i % 4] = fmaf(bf16_of_pair(of_row[i / 2], i), bf16_of_pair(of_vector[i / 2], i),
+                                sums[row][i % 4]);
     }
   }
   __syncwarp();
 #pragma unroll
   for (int row = 0; row < ROWS; ++row) {
 #pragma unroll
-    for (int half = 4; half > 0; half /= 2)
+    for (int half = 2; half > 0; half /= 2)
 #pragma unroll
       for (int i = 0; i < half; ++i) sums[row][i] = __fadd_rn(sums[row][i], sums[row][i + half]);
     sum[row] = sums[row][0];

@@ -1,14 +1,18 @@
 // Inner sums: what a latent needs of states and hidden states, and no token. Blocks share out the rows,
-// multiply, and exchange the sums. This is the work of a crew: all sweeping warps of a block while it
-// waits for others, where there is one group; else the service warp that makes the latents.
+// multiply, and exchange the sums. Who does it is a crew of warps:
+//   - where there is one group, the sweeping warps gather sums while they would wait for latents, and a
+//     Domino head's take in tokens; shared memory is then not busy with a sweep;
+//   - the other warps of a team (latents.cuh) multiply hidden states meanwhile;
+//   - an RNN's state is the service warps': its sums have to be under way while the step is swept;
+//   - of several groups, each service warp does all for its requests.
 #pragma once
 #include "cells.cuh"
 #include "exchange.cuh"
 
 namespace wts {
 
-// Whether the sweeping warps do it. They have time for it, and shared memory then is not busy with a sweep.
 constexpr bool SWEEPERS_HELP = EARLY && plan::GROUPS == 1;
+constexpr bool SWEEPERS_TAKE_IN = SWEEPERS_HELP && HEAD == Head::DOMINO;
 
 // ---- waiting for other blocks ------------------------------------------------------------------
 
@@ -85,6 +89,15 @@ __device__ __forceinline__ bool has_come(u64 word, u32 sequence) {
   return static_cast<u32>(word) == sequence;
 }
 
+// One of several numbers that all lanes have: the lane's.
+template <int COUNT>
+__device__ __forceinline__ float of_lane(const float (&values)[COUNT], int lane) {
+  float mine = values[0];
+#pragma unroll
+  for (int i = 1; i < COUNT; ++i) mine = lane == i ? values[i] : mine;
+  return mine;
+}
+
 // ---- the crew ----------------------------------------------------------------------------------
 
 template <int MEMBERS_>
@@ -108,27 +121,10 @@ struct InnerWork {
   Shared& shared;
   Crew crew;
 
-  // Rows that one warp multiplies at once: a packed word wants all of its unit.
-  static constexpr int TOGETHER = PACKED ? plan::UNIT_ROWS : 1;
-  static constexpr int PARTS = plan::UNIT_ROWS * plan::BLOCK_UNITS / TOGETHER;  // of a block
-  // The kernel's own products with hidden states are of these rows.
-  static constexpr bool OF_PROJECTOR = HEAD == Head::DOMINO;
-  static constexpr int OWN = OF_PROJECTOR ? plan::BLOCK_PROJECTIONS : PARTS;
-
-  // Row of the whole matrix that is `own` of this block's; negative where there is none.
-  __device__ __forceinline__ static int row_of(int own) {
-    const int unit = static_cast<int>(blockIdx.x) * plan::BLOCK_UNITS + own % plan::BLOCK_UNITS;
-    return unit < plan::UNITS ? own / plan::BLOCK_UNITS * plan::UNITS + unit : -1;
-  }
-  __device__ __forceinline__ static int projector_row_of(int own) {
-    const int row = static_cast<int>(blockIdx.x) * plan::BLOCK_PROJECTIONS + own;
-    return row < plan::PROJECTOR_ROWS ? row : -1;
-  }
-
   // What the hidden states add to a sum of this block: row `own` of its rows, `row` of all. An absent
   // request gets another's.
   __device__ __forceinline__ float part_of(int round, int column, int own, int row) const {
-    if constexpr (plan::HIDDEN_INSIDE) return shared.own_part[column][own];
+    if constexpr (plan::HIDDEN_INSIDE) return shared.own_part[round_step(round) & 1][column][own];
     const int request = min(request_of(round, column), args.num_requests - 1);
     const long long first = static_cast<long long>(request) * args.num_steps + round_step(round);
     return __uint_as_float(load_global_4(args.hidden_part + first * plan::PART + row));
@@ -137,22 +133,27 @@ struct InnerWork {
   // Publishes this block's inner sums of a request for the step of a round.
   __device__ __forceinline__ void publish_early(int round, int column) const {
     const int lane = lane_index(), request = request_of(round, column);
+    const int first = static_cast<int>(blockIdx.x) * plan::BLOCK_UNITS;
     const u32 sequence = sequence_of_step(shared, round_step(round));
     u64* slots = early_slots<false>(args, sequence, request);
 #pragma unroll 1
-    for (int own = crew.member; own < PARTS; own += Crew::MEMBERS) {
-      const int row = row_of(own);
-      if (row < 0) continue;
-      float sum[TOGETHER] = {};
+    for (int own = crew.member; own < plan::BLOCK_UNITS; own += Crew::MEMBERS) {
+      const int unit = first + own;
+      if (unit >= plan::UNITS) break;
+      float sum[plan::UNIT_ROWS] = {};
+      // A lane has the part, and publishes the sum, of a row of the unit.
+      const int kind = min(lane, plan::UNIT_ROWS - 1), row = kind * plan::UNITS + unit;
+      float part = 0.0f;
+      if constexpr (!PACKED) part = part_of(round, column, kind * plan::BLOCK_UNITS + own, row);
       if constexpr (STATEFUL)
-        lane_products<TOGETHER, plan::STATE>(shared.state_weight[own], plan::BLOCK_UNITS * plan::STATE,
-                                             shared.state[request], lane, sum);
+        lane_products<plan::UNIT_ROWS, plan::STATE>(shared.state_weight[own],
+                                                    plan::BLOCK_UNITS * plan::STATE,
+                                                    shared.state[request], lane, sum);
       if constexpr (PACKED) {
-        if (lane == 0) store_relaxed(slots + row, packed_word(sum, sequence));
+        if (lane == 0) store_relaxed(slots + unit, packed_word(sum, sequence));
       } else {
-        const float part = part_of(round, column, own, row);
-        const float early = STATEFUL ? __fadd_rn(part, sum[0]) : part;
-        if (lane == 0) store_relaxed(slots + row, sum_word(early, sequence));
+        const float early = STATEFUL ? __fadd_rn(part, of_lane(sum, lane)) : part;
+        if (lane < plan::UNIT_ROWS) store_relaxed(slots + row, sum_word(early, sequence));
       }
     }
   }
@@ -160,12 +161,13 @@ struct InnerWork {
   // The same of the projector's rows, with the state that has just taken in a token.
   __device__ __forceinline__ void publish_projections(int round, int column) const {
     const int lane = lane_index(), request = request_of(round, column);
+    const int first = static_cast<int>(blockIdx.x) * plan::BLOCK_PROJECTIONS;
     const u32 sequence = sequence_of_step(shared, round_step(round));
     u64* slots = early_slots<true>(args, sequence, request);
 #pragma unroll 1
     for (int own = crew.member; own < plan::BLOCK_PROJECTIONS; own += Crew::MEMBERS) {
-      const int row = projector_row_of(own);
-      if (row < 0) continue;
+      const int row = first + own;
+      if (row >= plan::PROJECTOR_ROWS) break;
       const float part = part_of(round, column, own, row);
       float sum[1];
       lane_products<1, plan::STATE>(shared.projector_weight[own], 0, shared.state[request], lane, sum);
@@ -177,9 +179,14 @@ struct InnerWork {
   template <bool PROJECTOR>
   __device__ __forceinline__ void gather(int round, int column) const {
     constexpr int WORDS = PROJECTOR ? plan::PROJECTOR_ROWS : EARLY_WORDS;
-    // Of a lane; more at once take registers that there are not.
+    // Of a lane; more at once take registers that there are not, and so does an end of its own.
     constexpr int EACH = (WORDS + Crew::LANES - 1) / Crew::LANES, TURNS = (EACH + 3) / 4;
     constexpr int AT_ONCE = TURNS == 0 ? 1 : (EACH + TURNS - 1) / TURNS;
+    constexpr bool EXACT = WORDS % (Crew::LANES * AT_ONCE) == 0;
+    const auto index_of = [](int first, int i) {
+      const int index = first + Crew::LANES * i;
+      return EXACT ? index : min(index, WORDS - 1);
+    };
     const int step = round_step(round);
     const u32 sequence = sequence_of_step(shared, step);
     const u64* slots = early_slots<PROJECTOR>(args, sequence, request_of(round, column));
@@ -191,10 +198,10 @@ struct InnerWork {
         int missing = WORDS;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
-          words[i] = load_relaxed(slots + min(first + Crew::LANES * i, WORDS - 1));
+          words[i] = load_relaxed(slots + index_of(first, i));
 #pragma unroll
         for (int i = AT_ONCE - 1; i >= 0; --i) {
-          const int index = min(first + Crew::LANES * i, WORDS - 1);
+          const int index = index_of(first, i);
           if (!has_come<PROJECTOR>(words[i], sequence)) missing = index;
           if constexpr (PROJECTOR) {
             shared.projections[column][index] = sum_of(words[i]);
@@ -220,48 +227,45 @@ struct InnerWork {
 
   // ---- products with hidden states, where the kernel makes them ----------------------------------
 
-  // Asks for the hidden states of a step, once all of the crew are through with those before.
-  __device__ __forceinline__ void ask_hidden(int step) const {
-    if constexpr (plan::HIDDEN_INSIDE) {
-      if (step >= args.num_steps || crew.lane() != 0) return;
-      constexpr u32 BYTES = 2 * plan::HIDDEN;
-      barrier_arrive_expect(&shared.hidden_landed, plan::COLUMNS * BYTES);
-#pragma unroll
-      for (int column = 0; column < plan::COLUMNS; ++column) {
-        const int request = min(column, args.num_requests - 1);  // an absent one gets another's
-        const long long first =
-            request * args.hidden_request_stride + step * args.hidden_step_stride;
-        bulk_copy(shared.hidden[column], args.hidden + 2 * first, BYTES, &shared.hidden_landed);
-      }
-    }
+  // Asks for the hidden states of a step of a request, once the crew is through with those before.
+  __device__ __forceinline__ void ask_hidden(int step, int column) const {
+    if (step >= args.num_steps || crew.lane() != 0) return;
+    constexpr u32 BYTES = 2 * plan::HIDDEN_STORAGE;
+    const int request = min(column, args.num_requests - 1);  // an absent one gets another's
+    const long long first = request * args.hidden_request_stride + step * args.hidden_step_stride;
+    Barrier* landed = &shared.hidden_landed[column];
+    barrier_arrive_expect(landed, BYTES);
+    bulk_copy(shared.hidden[column], args.hidden + 2 * first, BYTES, landed);
   }
 
-  // Multiplies them with this block's rows: each warp with those whose sums it publishes.
-  __device__ __forceinline__ void make_part(int step) const {
-    if constexpr (plan::HIDDEN_INSIDE) {
-      if (step >= args.num_steps) return;
-      barrier_wait(&shared.hidden_landed, static_cast<u32>(step) & 1u);
-      constexpr int TURNS = (OWN + Crew::MEMBERS - 1) / Crew::MEMBERS;
+  // Multiplies them with this block's rows: parts of its sums, by the warp that publishes them if the crew
+  // does.
+  __device__ __forceinline__ void make_part(int step, int column) const {
+    constexpr bool PROJECTOR = HEAD == Head::DOMINO;
+    constexpr int KINDS = PROJECTOR ? 1 : plan::UNIT_ROWS;
+    constexpr int EACH = PROJECTOR ? plan::BLOCK_PROJECTIONS : plan::BLOCK_UNITS;
+    constexpr int ALL = PROJECTOR ? plan::PROJECTOR_ROWS : plan::UNITS;
+    if (step >= args.num_steps) return;
+    const int lane = lane_index(), first = static_cast<int>(blockIdx.x) * EACH;
+    barrier_wait(&shared.hidden_landed[column], static_cast<u32>(step) & 1u);
 #pragma unroll 1
-      for (int turn = 0; turn < TURNS * plan::COLUMNS; ++turn) {
-        const int own = turn % TURNS * Crew::MEMBERS + crew.member, column = turn / TURNS;
-        if (own >= OWN) continue;
-        const int row = OF_PROJECTOR ? projector_row_of(own) : row_of(own);
-        if (row < 0) continue;
-        float bias = 0.0f, sum[1];
-        if (args.hidden_bias != nullptr)
-          bias = bf16_value(load_global_2(args.hidden_bias + 2 * row));
-        lane_products<1, plan::HIDDEN>(shared.hidden_weight[own], 0, shared.hidden[column],
-                                       lane_index(), sum);
-        const float part = args.hidden_bias != nullptr ? __fadd_rn(sum[0], bias) : sum[0];
-        if (lane_index() == 0) {
-          shared.own_part[column][own] = part;
-          if (column < args.num_requests)  // for whoever asks what was added
-            args.hidden_part[(column * args.num_steps + step) * plan::PART + row] = part;
-        }
+    for (int own = crew.member; own < EACH && first + own < ALL; own += Crew::MEMBERS) {
+      const int kind = min(lane, KINDS - 1), row = kind * ALL + first + own;  // whose sum a lane keeps
+      float bias = 0.0f, sum[KINDS];
+      if (args.hidden_bias != nullptr)
+        bias = bf16_value(load_global_2(args.hidden_bias + 2 * row));
+      lane_products<KINDS, plan::HIDDEN_STORAGE>(shared.hidden_weight[own],
+                                                 EACH * plan::HIDDEN_STORAGE, shared.hidden[column],
+                                                 lane, sum);
+      float part = of_lane(sum, lane);
+      if (args.hidden_bias != nullptr) part = __fadd_rn(part, bias);
+      if (lane < KINDS) {
+        shared.own_part[step & 1][column][kind * EACH + own] = part;
+        if (column < args.num_requests)  // for whoever asks what was added
+          args.hidden_part[(column * args.num_steps + step) * plan::PART + row] = part;
       }
-      __syncwarp();
     }
+    __syncwarp();
   }
 
   // ---- states ------------------------------------------------------------------------------------
@@ -272,15 +276,6 @@ struct InnerWork {
       for (int i = crew.lane(); i < plan::STATE; i += Crew::LANES) shared.state[request][i] = 0;
   }
 
-  // The state that a request's latent of this step leaves: not needed for the latent itself (RNN).
-  __device__ __forceinline__ void advance_state(int round, int column) const {
-    const u16* joint = shared.joint[round_step(round) % plan::JOINT_SLOTS][column];
-    u16* state = shared.state[STATEFUL ? request_of(round, column) : 0];
-    for (int unit = crew.lane(); unit < plan::STATE; unit += Crew::LANES)
-      state[unit] = rnn_state(bf16_value(joint[unit]),
-                              bf16_value(joint[plan::RANK % plan::JOINT_STORAGE + unit]), state[unit]);
-  }
-
   // The state that a token leaves, from its input row and the early sums (Domino).
   __device__ __forceinline__ void take_in(int round, int column, int token) const {
     const Byte* row = args.table + static_cast<long long>(token) * plan::TABLE_ROW_BYTES;
@@ -289,100 +284,99 @@ struct InnerWork {
   }
 };
 
-// ---- the sweeping warps as a crew --------------------------------------------------------------
+// ---- where there is one group ------------------------------------------------------------------
 
-using Sweepers = Crew<plan::SWEEP_WARPS>;
+// Their barriers are behind those of warpgroups and of teams.
+constexpr int CREW_BARRIER = plan::SWEEP_WARPS / 4 + 1 + plan::SERVICE_WARPS;
 
-// Behind the barriers of warpgroups and of teams.
-__device__ __forceinline__ Sweepers sweepers() {
-  return {warp_index(), plan::SWEEP_WARPS / 4 + 1 + plan::SERVICE_WARPS};
-}
+// How long before they are gathered sums are made, and parts of them before that: steps. A gated head's
+// need nothing of the step before; a Domino head's parts belong to its projector, whose sums are made
+// when the token is known.
+constexpr int SUMS_AHEAD = HEAD == Head::GATED ? 2 : 1;
+constexpr int PARTS_AHEAD = HEAD == Head::DOMINO ? 1 : 2;
 
-// Who gathers other blocks' sums waits for this block's first, and then a little: polls that are in vain
-// are in the way of the words.
-template <typename Work>
-__device__ __forceinline__ void publish_sums(const Work& work, int step) {
-#pragma unroll 1
-  for (int column = 0; column < plan::COLUMNS; ++column) work.publish_early(step, column);
-  if constexpr (HEAD == Head::RNN) warp_arrive(&work.shared.sums_published);
-}
-__device__ __forceinline__ void await_own_sums(Shared& shared, int step) {
-  if constexpr (HEAD == Head::GATED) return;
-  barrier_wait(&shared.sums_published, static_cast<u32>(HEAD == Head::DOMINO ? step - 1 : step) & 1u);
-  const u32 published = clock_low();
-  while (clock_low() - published < plan::FIRST_POLL_CYCLES) {
-  }
-}
-
-// Before the first sweep, while weights come: sums of the first step, of a gated head of two.
-__device__ __forceinline__ void begin_inner_work(const WalkArgs& args, Shared& shared) {
-  const InnerWork<Sweepers> work{args, shared, sweepers()};
+// Before the first sweep, by all service warps, who have little else to do while weights come: the first
+// sums, and parts of those that follow.
+__device__ __forceinline__ void begin_inner_work(const WalkArgs& args, Shared& shared, int member) {
+  using Servants = Crew<plan::SERVICE_WARPS>;
+  const InnerWork<Servants> work{args, shared, {member, CREW_BARRIER + 1}};
 #pragma unroll 1
   for (int column = 0; column < plan::COLUMNS; ++column) work.begin_state(column);
   barrier_wait(&shared.state_landed, 0);
-  work.ask_hidden(0);
-  if constexpr (HEAD != Head::DOMINO) {
-    work.make_part(0);
-    work.crew.sync();
-    work.ask_hidden(1);
-    publish_sums(work, 0);
-    work.make_part(1);
-    if constexpr (HEAD == Head::GATED) {
-      if (args.num_steps > 1) publish_sums(work, 1);
-      work.crew.sync();
-      work.ask_hidden(2);
+  work.crew.sync();
+#pragma unroll 1
+  for (int step = 0; step < PARTS_AHEAD; ++step) {
+#pragma unroll 1
+    for (int column = 0; column < plan::COLUMNS; ++column) {
+      if constexpr (plan::HIDDEN_INSIDE) {
+        work.ask_hidden(step, column);
+        work.make_part(step, column);
+      }
     }
+    work.crew.sync();
+#pragma unroll 1
+    for (int column = 0; column < plan::COLUMNS; ++column)
+      if (step < SUMS_AHEAD && step < args.num_steps) work.publish_early(step, column);
+    work.crew.sync();
   }
+#pragma unroll 1
+  for (int column = 0; column < plan::COLUMNS; ++column) {
+    if constexpr (plan::HIDDEN_INSIDE) work.ask_hidden(PARTS_AHEAD, column);
+    work.template gather<false>(0, column);
+  }
+  work.crew.sync();
 }
 
-// Behind the sweep of a step: the sums of the next one, of a gated head of the one after.
+using Sweepers = Crew<plan::SWEEP_WARPS>;
+using SweepersWork = InnerWork<Sweepers>;
+
+__device__ __forceinline__ SweepersWork sweepers_work(const WalkArgs& args, Shared& shared) {
+  return {args, shared, {warp_index(), CREW_BARRIER}};
+}
+
+// Behind the sweep of a step: all blocks' sums of the next one.
 __device__ __forceinline__ void work_behind_sweep(const WalkArgs& args, Shared& shared, int step) {
-  const InnerWork<Sweepers> work{args, shared, sweepers()};
-  if constexpr (HEAD == Head::GATED) {
-    if (step + 2 >= args.num_steps) return;
-    work.make_part(step + 2);
-    publish_sums(work, step + 2);
-    work.crew.sync();
-    work.ask_hidden(step + 3);
-  }
-  if constexpr (HEAD == Head::RNN) {
-    if (step + 1 >= args.num_steps) return;
-    work.crew.sync();
-    work.ask_hidden(step + 2);
+  if (step + 1 >= args.num_steps) return;
+  const SweepersWork work = sweepers_work(args, shared);
 #pragma unroll 1
-    for (int column = 0; column < plan::COLUMNS; ++column) work.advance_state(step, column);
+  for (int column = 0; column < plan::COLUMNS; ++column)
+    work.template gather<false>(step + 1, column);
+  if constexpr (SWEEPERS_TAKE_IN) {
     work.crew.sync();
-    publish_sums(work, step + 1);
-    work.make_part(step + 2);
+  } else {
+    warp_arrive(&shared.sums_gathered);
   }
 }
 
 // Before the sweep of a step (Domino): the token is taken in, for its latent and for the step to come.
 __device__ __forceinline__ void work_before_sweep(const WalkArgs& args, Shared& shared, int step) {
-  if constexpr (HEAD == Head::DOMINO) {
-    const InnerWork<Sweepers> work{args, shared, sweepers()};
+  const SweepersWork work = sweepers_work(args, shared);
+  barrier_wait(&shared.token_known, static_cast<u32>(step) & 1u);
 #pragma unroll 1
-    for (int column = 0; column < plan::COLUMNS; ++column) {
-      if (step > 0) {
-        work.template gather<false>(step, column);
-      } else {  // of a state of zeros
-        u64* early = reinterpret_cast<u64*>(shared.early[column]);
-        for (int unit = work.crew.lane(); unit < plan::UNITS; unit += Sweepers::LANES) early[unit] = 0;
-      }
+  for (int column = 0; column < plan::COLUMNS; ++column)
+    work.take_in(step, column, shared.inner_token[column]);
+  work.crew.sync();
+#pragma unroll 1
+  for (int column = 0; step > 0 && column < plan::COLUMNS; ++column)  // the first has no latent
+    work.publish_projections(step, column);
+  if (step > 0) warp_arrive(&shared.sums_published);
+#pragma unroll 1
+  for (int column = 0; step + 1 < args.num_steps && column < plan::COLUMNS; ++column)
+    work.publish_early(step + 1, column);
+}
+
+// What a service warp waits for before it makes a latent: that the sums are there, or, of a Domino head,
+// that this block has published its own, and then a little: asking in vain is in the words' way.
+__device__ __forceinline__ void await_sums(Shared& shared, int step) {
+  if (step == 0) return;  // there since begin_inner_work
+  const u32 parity = static_cast<u32>(step - 1) & 1u;
+  if constexpr (SWEEPERS_TAKE_IN) {
+    barrier_wait(&shared.sums_published, parity);
+    const u32 published = clock_low();
+    while (clock_low() - published < plan::FIRST_POLL_CYCLES) {
     }
-    work.make_part(step);
-    work.crew.sync();
-    work.ask_hidden(step + 1);
-    barrier_wait(&shared.token_known, static_cast<u32>(step) & 1u);
-#pragma unroll 1
-    for (int column = 0; column < plan::COLUMNS; ++column)
-      work.take_in(step, column, shared.inner_token[column]);
-    work.crew.sync();
-#pragma unroll 1
-    for (int column = 0; step > 0 && column < plan::COLUMNS; ++column)  // the first has no latent
-      work.publish_projections(step, column);
-    if (step > 0) warp_arrive(&shared.sums_published);
-    if (step + 1 < args.num_steps) publish_sums(work, step + 1);
+  } else {
+    barrier_wait(&shared.sums_gathered, parity);
   }
 }
 

@@ -79,37 +79,44 @@ struct LatentWarp {
 
   // ---- inner sums --------------------------------------------------------------------------------
 
-  // Where sweeping warps do not help, each service warp does the inner work of its columns.
+  // Where sweeping warps do not help, each service warp does the inner work of its columns; an RNN's team
+  // keeps its state anyway.
   static constexpr bool WORKS = EARLY && !SWEEPERS_HELP;
   static_assert(!WORKS || TEAM == 1, "several groups have no teams");
-  __device__ __forceinline__ InnerWork<Crew<1>> work() const { return {args, shared, {0, 0}}; }
-
-  // All blocks' words, by the members of a team from FIRST on, who then have to wait for each other.
-  template <bool PROJECTOR, int FIRST>
-  __device__ __forceinline__ void gather(int round, int column) const {
-    const InnerWork<Crew<TEAM - FIRST>> work{args, shared, {member() - FIRST, 0}};
-    work.template gather<PROJECTOR>(round, column);
+  static_assert(!plan::HIDDEN_INSIDE || (TEAM > 1 && SERVED == 1), "a team has one column");
+  __device__ __forceinline__ InnerWork<Crew<TEAM>> work() const {
+    return {args, shared, {member(), plan::SWEEP_WARPS / 4 + 1 + team()}};
   }
 
-  // The sums of the next step, for all columns of this warp. One group has time for it while it is swept
-  // and exchanged, and the leader of a team has other things to do; of several groups each gathers when it
-  // makes its latents.
-  static constexpr bool GATHERS_AHEAD = SWEEPERS_HELP && HEAD != Head::DOMINO;
-  __device__ __forceinline__ void gather_ahead(int round) const {
-    if constexpr (GATHERS_AHEAD) {
-      constexpr int FIRST = TEAM > 1 ? 1 : 0;
-      if (round_step(round) >= args.num_steps || member() < FIRST) return;
-#pragma unroll 1
-      for (int served = 0; served < SERVED; ++served) {
-        await_own_sums(shared, round_step(round));
-        gather<false, FIRST>(round, column(served));
-      }
-      __syncwarp();
+  // Those of a team that do not lead multiply hidden states, while a step is swept and exchanged, for a
+  // later one.
+  __device__ __forceinline__ void make_parts(int step) const {
+    if constexpr (plan::HIDDEN_INSIDE) {
+      if (leads()) return;
+      const InnerWork<Crew<TEAM - 1>> work{args, shared, {member() - 1, 0}};
+      work.make_part(step + PARTS_AHEAD, column(0));
+      if (HEAD == Head::GATED && step + SUMS_AHEAD < args.num_steps)
+        work.publish_early(step + SUMS_AHEAD, column(0));
     }
+  }
+  // All of the team have come as far: the hidden states they were made of are not needed any more.
+  __device__ __forceinline__ void parts_made(int step) const {
+    if constexpr (plan::HIDDEN_INSIDE) {
+      const InnerWork<Crew<TEAM - 1>> work{args, shared, {member() - 1, 0}};
+      work.ask_hidden(step + PARTS_AHEAD + 1, column(0));
+    }
+  }
+
+  // All blocks' words, by the team, who then have to wait for each other.
+  template <bool PROJECTOR>
+  __device__ __forceinline__ void gather(int round, int column) const {
+    work().template gather<PROJECTOR>(round, column);
+    team_sync();
   }
 
   // Before the first step.
   __device__ __forceinline__ void begin_states() const {
+    if constexpr (SWEEPERS_HELP) begin_inner_work(args, shared, service());
     if constexpr (WORKS) {
       barrier_wait(&shared.state_landed, 0);
 #pragma unroll 1
@@ -126,7 +133,7 @@ struct LatentWarp {
   // made, so all are told before.
   template <int COUNT>
   __device__ __forceinline__ void tell_tokens(int first_served, const int (&token)[COUNT]) const {
-    if constexpr (SWEEPERS_HELP && HEAD == Head::DOMINO) {
+    if constexpr (SWEEPERS_TAKE_IN) {
       if (!leads()) return;
 #pragma unroll
       for (int i = 0; i < COUNT; ++i) {
@@ -142,12 +149,10 @@ struct LatentWarp {
   __device__ __forceinline__ void make_latent(int round, int column, int token) const {
     const int lane = team_lane();
     const Byte* row = table_row(token);
-    if constexpr (WORKS || GATHERS_AHEAD)
-      if (WORKS || round_step(round) == 0) {
-        if constexpr (SWEEPERS_HELP) await_own_sums(shared, 0);
-        gather<false, 0>(round, column);
-        team_sync();
-      }
+    const auto wait = [&] {
+      if constexpr (SWEEPERS_HELP) await_sums(shared, round_step(round));
+    };
+    if constexpr (WORKS) gather<false>(round, column);
     if constexpr (WORKS && HEAD == Head::DOMINO) {
       work().take_in(round, column, token);
       __syncwarp();
@@ -155,9 +160,8 @@ struct LatentWarp {
     }
     if constexpr (HEAD == Head::DOMINO)
       if (round_step(round) > 0) {  // the first token is base logits' alone
-        if constexpr (SWEEPERS_HELP) await_own_sums(shared, round_step(round));
-        gather<true, 0>(round, column);
-        team_sync();
+        wait();
+        gather<true>(round, column);
       }
     [[maybe_unused]] const float* early =
         reinterpret_cast<const float*>(shared.early[EARLY ? column : 0]);
@@ -169,10 +173,10 @@ struct LatentWarp {
       for (int i = 0; i < RUN; ++i) latent[run][i] = 0.0f;
       if (!run_exists(run, lane)) continue;
       if constexpr (HEAD == Head::GATED)
-        gated_run(row, hidden_part(round, column), early, start, latent[run]);
+        gated_run(row, hidden_part(round, column), early, start, wait, latent[run]);
       if constexpr (HEAD == Head::RNN)
-        rnn_run(row, early, start, shared.joint[round_step(round) % plan::JOINT_SLOTS][column],
-                latent[run]);
+        rnn_run(row, early, start, shared.joint[column],
+                wait, latent[run]);
       if constexpr (HEAD == Head::DOMINO)
         if (round_step(round) > 0) projected_run(shared.projections[column], start, latent[run]);
     }
@@ -235,16 +239,26 @@ struct LatentWarp {
     }
   }
 
+  // The state that a request's latent of this step leaves, where it was not needed for the latent.
+  __device__ __forceinline__ void advance_state(int round, int column) const {
+    const u16* joint = shared.joint[column];
+    u16* state = shared.state[request(round_group(round), column)];
+#pragma unroll
+    for (int run = 0; run < RUNS; ++run)
+      if (run_exists(run, team_lane()))
+        rnn_state_run(joint, run_start(run, team_lane()), state);
+    team_sync();
+  }
+
   // Says that this warp's latents of a round are there; what the next step needs of a state follows.
   __device__ __forceinline__ void latents_sent(int round) const {
     warp_arrive(&shared.latents_ready[latent_slot(round)]);
     if (leads() && round >= plan::GROUPS) mark(args, round - plan::GROUPS, LATENT_SENT);
-    if constexpr (WORKS) {
+    if constexpr (HEAD == Head::RNN || WORKS) {
       if (round_step(round) + 1 >= args.num_steps) return;
 #pragma unroll 1
       for (int served = 0; served < SERVED; ++served) {
-        if constexpr (HEAD == Head::RNN) work().advance_state(round, column(served));
-        __syncwarp();
+        if constexpr (HEAD == Head::RNN) advance_state(round, column(served));
         work().publish_early(round + plan::GROUPS, column(served));
       }
     }

@@ -41,18 +41,17 @@ struct Shared {
   // By service warp: words of a race too close for approximate scores.
   alignas(16) unsigned int race[plan::SCORED ? plan::SERVICE_WARPS : 1][plan::RACE_WORDS];
   // This block's rows of the matrices that states and hidden states are multiplied with, in bf16, and
-  // what hidden states, those of a step, add to their sums.
+  // what hidden states, those of a step, add to their sums: by steps' parity.
   alignas(16) unsigned short state_weight[plan::UNIT_ROWS * plan::BLOCK_UNITS][plan::STATE];
   alignas(16) unsigned short projector_weight[plan::BLOCK_PROJECTIONS][plan::STATE];
   alignas(16) unsigned short hidden_weight[plan::HIDDEN_ROWS][plan::HIDDEN_STORAGE];
   alignas(16) unsigned short hidden[plan::EARLY_COLUMNS][plan::HIDDEN_STORAGE];
-  alignas(16) float own_part[plan::EARLY_COLUMNS][plan::HIDDEN_ROWS];
+  alignas(16) float own_part[2][plan::EARLY_COLUMNS][plan::HIDDEN_ROWS];
   // The state of each request, and all blocks' inner sums with those of a round.
   alignas(16) unsigned short state[plan::STATES][plan::STATE];
   alignas(16) Byte early[plan::EARLY_COLUMNS][plan::UNIT_STORAGE * plan::UNIT_BYTES];
-  // RNN: what the state is made of once the latent is sent, in bf16; by steps' parity where other warps
-  // make it.
-  alignas(16) unsigned short joint[plan::JOINT_SLOTS][plan::EARLY_COLUMNS][plan::JOINT_STORAGE];
+  // RNN: what the state is made of once the latent is sent, in bf16.
+  alignas(16) unsigned short joint[plan::EARLY_COLUMNS][plan::JOINT_STORAGE];
   alignas(16) float projections[plan::EARLY_COLUMNS][plan::PROJECTOR_STORAGE];
   // What warps that make a latent together tell each other: its token, their largest elements.
   alignas(16) int team_token[plan::SERVICE_WARPS];
@@ -69,9 +68,10 @@ struct Shared {
   // Warps that have read a place of a warpgroup's ring, so far.
   unsigned int ring_readers[plan::RINGS][plan::RING_LENGTH];
   Barrier state_landed;
-  Barrier hidden_landed;
+  Barrier hidden_landed[plan::EARLY_COLUMNS];
   Barrier token_known;
   Barrier sums_published;
+  Barrier sums_gathered;
   // When to give up an exchange that is late already, by warp.
   unsigned long long deadline[plan::THREADS / 32];
   // The walk's first exchange, read once from the workspace.

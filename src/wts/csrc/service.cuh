@@ -396,6 +396,7 @@ struct ServiceWarp : LatentWarp {
       target[0] = shared.team_token[team()];
     }
     if (step + 1 < args.num_steps) tell_tokens<TOGETHER>(first_served, target);
+    parts_made(step);
     if constexpr (LATER > 1) {
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i)
@@ -467,7 +468,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
     if (plan::EXCHANGE_LAG == 0 || round < rounds) {
       if (FIRST && self.leads()) stage(round + AHEAD);
-      self.gather_ahead(round + plan::GROUPS);
+      self.make_parts(round);
       if (self.leads()) {
         self.publish(round);
         if (!FIRST) stage(round + AHEAD);

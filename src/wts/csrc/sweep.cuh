@@ -43,12 +43,11 @@ __device__ __forceinline__ void sweep_role(const WalkArgs& args, Shared& shared)
   Ring ring;
   if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.begin(args, shared);
   load_register_fragments(args, weights);
-  if constexpr (SWEEPERS_HELP) begin_inner_work(args, shared);
   barrier_wait(&shared.weights_landed, 0);
   const int rounds = args.num_steps * plan::GROUPS;
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
-    if constexpr (SWEEPERS_HELP) work_before_sweep(args, shared, round);
+    if constexpr (SWEEPERS_TAKE_IN) work_before_sweep(args, shared, round);
     sweep_round(args, shared, weights, ring, round);
     if constexpr (SWEEPERS_HELP) work_behind_sweep(args, shared, round);
   }

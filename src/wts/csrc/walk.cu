@@ -7,9 +7,11 @@ namespace wts {
 __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
   barrier_init(&shared.weights_landed, 1);
   barrier_init(&shared.state_landed, 1);
-  barrier_init(&shared.hidden_landed, 1);
+  for (int column = 0; column < plan::EARLY_COLUMNS; ++column)
+    barrier_init(&shared.hidden_landed[column], 1);
   barrier_init(&shared.token_known, plan::COLUMNS * WARP_ARRIVALS);
   barrier_init(&shared.sums_published, plan::SWEEP_WARPS * WARP_ARRIVALS);
+  barrier_init(&shared.sums_gathered, plan::SWEEP_WARPS * WARP_ARRIVALS);
   for (int slot = 0; slot < plan::LATENT_SLOTS; ++slot)
     barrier_init(&shared.latents_ready[slot], SERVING_WARPS * WARP_ARRIVALS);
   for (int slot = 0; slot < plan::BASE_SLOTS; ++slot) {
