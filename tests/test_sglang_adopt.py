@@ -1,4 +1,4 @@
-"""A module is adopted by its parts and by what it gives, or left alone with a reason that says why."""
+"""A module is adopted by its parts and by what it gives, or left alone, and the reason says why."""
 
 from __future__ import annotations
 

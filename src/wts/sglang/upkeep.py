@@ -138,7 +138,7 @@ class Upkeep:
 
 
 def wrap_after(owner: type, name: str, then: Callable[[], None]) -> None:
-    """Let `then` run after a method of a class, also where other hooks are on it already.
+    """Let `then` run after a method of a class, also where it raised: it may have done a part.
 
     Raises:
         AttributeError: no such method.
@@ -147,9 +147,10 @@ def wrap_after(owner: type, name: str, then: Callable[[], None]) -> None:
 
     @functools.wraps(method)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
-        result = method(*args, **kwargs)
-        then()
-        return result
+        try:
+            return method(*args, **kwargs)
+        finally:
+            then()
 
     setattr(owner, name, wrapped)
 
