@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import pickle
 from types import SimpleNamespace
 from typing import Any
 
@@ -73,6 +74,10 @@ def test_a_plan_that_loses_is_not_used() -> None:
 
 
 REASON = Reason(kind="memory", text="none left")
+
+
+def test_a_reason_survives_the_way_between_ranks() -> None:
+    assert pickle.loads(pickle.dumps(REASON)) == REASON
 
 
 def test_one_rank_needs_no_answer_of_others() -> None:
