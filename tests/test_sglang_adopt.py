@@ -228,11 +228,11 @@ def test_an_embedding_that_scales_is_found_out() -> None:
 
 
 def two_layers(arguments: dict[str, Any]) -> None:
-    arguments["prefix_gru"] = nn.GRU(40, 32, num_layers=2, batch_first=True, bias=False)
+    arguments["prefix_gru"] = nn.GRU(40, 32, num_layers=2, bias=False).bfloat16()
 
 
 def gru_bias(arguments: dict[str, Any]) -> None:
-    arguments["prefix_gru"] = nn.GRU(40, 32, batch_first=True)
+    arguments["prefix_gru"] = nn.GRU(40, 32).bfloat16()
 
 
 def other_activation(arguments: dict[str, Any]) -> None:
@@ -258,22 +258,23 @@ def adapter(arguments: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "kind"),
+    ("change", "kind", "word"),
     [
-        (two_layers, "head"),
-        (gru_bias, "head"),
-        (other_activation, "head"),
-        (projector_bias, "head"),
-        (sharded_embedding, "tensor parallelism"),
-        (quantised_embedding, "quantised"),
-        (adapter, "lora"),
+        (two_layers, "head", "one layer"),
+        (gru_bias, "head", "without bias"),
+        (other_activation, "head", "SiLU"),
+        (projector_bias, "head", "without bias"),
+        (sharded_embedding, "tensor parallelism", "sharded"),
+        (quantised_embedding, "quantised", "int8"),
+        (adapter, "lora", "LoRA"),
     ],
 )
 def test_a_rollout_that_cannot_walk_says_why(
-    change: Callable[[dict[str, Any]], None], kind: str
+    change: Callable[[dict[str, Any]], None], kind: str, word: str
 ) -> None:
     arguments = rollout_arguments()
     change(arguments)
     found = adopt(arguments)
     assert isinstance(found, Reason)
     assert found.kind == kind
+    assert word in found.text

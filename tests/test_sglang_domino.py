@@ -139,6 +139,18 @@ def test_what_cannot_walk_says_why(
     assert caplog.messages == [f"wts: off for SGLang's Domino rollout: {found.text}"]
 
 
+def test_an_embedding_that_scales_is_sglangs() -> None:
+    class Scaled(torch.nn.Embedding):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return super().forward(tokens) * 2
+
+    arguments = arguments_of(head_of())
+    arguments["target_embedding"].__class__ = Scaled
+    found = prepare(arguments, hopper(4), most_requests=MOST, backend="emulator")
+    assert isinstance(found, Reason)
+    assert "look-up" in found.text
+
+
 def test_a_pool_of_all_tokens_is_the_whole_vocabulary() -> None:
     assert rollout_of(arguments_of(head_of(), candidate_pool_size=517))
 

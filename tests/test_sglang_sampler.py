@@ -203,21 +203,25 @@ def test_ranks_of_different_plans_draft_the_same_tokens() -> None:
 
 
 @pytest.mark.usefixtures("engine")
-def test_where_one_rank_cannot_all_steps_are_sglangs(caplog: pytest.LogCaptureFixture) -> None:
+@pytest.mark.parametrize("at", ["base logits", "building", "the hooks of updates"])
+def test_where_one_rank_cannot_all_steps_are_sglangs(
+    at: str, caplog: pytest.LogCaptureFixture
+) -> None:
     head = head_of(MarkovHead)
     other = Reason(kind="memory", text="rank 1: none left")
-    asked = []
+    asked: list[Reason | None] = []
+    answers = ["adoption", "base logits", "building", "the hooks of updates"]
 
     def agree(reason: Reason | None) -> Reason | None:
         asked.append(reason)
-        return None if len(asked) < 3 else other  # adoption, base logits, building
+        return other if answers[len(asked) - 1] == at else None
 
     made = factory_of(draft_of(head), hopper(4), agree=agree, ranks=2, backend="emulator")
     assert isinstance(made, Factory)
     with caplog.at_level("INFO", logger="wts.sglang"):
         steps = made(**Buffers(head, most=MOST, steps=STEPS).arguments())
     assert [steps(batch) for batch in range(1, MOST + 1)] == [None] * MOST
-    assert asked == [None] * 3
+    assert asked == [None] * (answers.index(at) + 1)
     assert caplog.messages == ["wts: off for SGLang's DSpark draft: rank 1: none left"]
 
 
