@@ -22,7 +22,7 @@ from wts.heads import Head, HeadState
 from wts.recurrent import GatedHead
 
 _ACTIVATION = 3 * 2.0**-23  # the largest of them, of tanh
-_TINY = 3e-37  # absolute: of results that should be tiny and are 0
+_TINY = 2e-33  # absolute: of results that are tiny, but not as tiny as they should be
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -57,7 +57,8 @@ def warp_dot(row: list[float], vector: list[float]) -> np.float32:
     """A row times a vector as 32 lanes sum it."""
     lanes = [0.0] * 32
     for index, (weight, element) in enumerate(zip(row, vector, strict=True)):
-        lanes[index % 32] = fma(weight, element, lanes[index % 32])
+        lane = index // 8 % 32
+        lanes[lane] = fma(weight, element, lanes[lane])
     sums = np.array(lanes, dtype=np.float32)
     with np.errstate(all="ignore"):
         for distance in (16, 8, 4, 2, 1):
@@ -106,12 +107,13 @@ def exponential(y: Fp32) -> Fp32:
 
 def sigmoid(x: Fp32) -> Fp32:
     with np.errstate(all="ignore"):
-        return f32(1) / (f32(1) + exponential(-x))
+        return f32(1) / (f32(1) + exponential(np.minimum(-x, f32(80))))
 
 
 def silu(x: Fp32) -> Fp32:
     with np.errstate(all="ignore"):
-        return x / (f32(1) + exponential(-x))
+        least = np.maximum(x, f32(-80))
+        return np.where(np.isinf(x), x + f32(math.inf), least / (f32(1) + exponential(-least)))
 
 
 def tanh(x: Fp32) -> Fp32:
@@ -119,7 +121,7 @@ def tanh(x: Fp32) -> Fp32:
         n, q = _parts(np.minimum(f32(2) * np.abs(x), f32(32)))
         power = np.ldexp(f32(1), np.nan_to_num(n).astype(np.int32))
         m = power * q + (power - f32(1))
-        return np.copysign(m / (m + f32(2)), x)
+        return np.copysign(f32(2**-64) * (f32(2**64) * m / (m + f32(2))), x)
 
 
 # ---- heads -------------------------------------------------------------------------------------

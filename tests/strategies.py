@@ -61,6 +61,7 @@ def shapes(max_vocab: int = 300_000) -> st.SearchStrategy[Shape]:
             mapped=mapped,
             kind=kind,
             state=state,
+            hidden=0 if kind == "markov" else 40 * rank,
             **fields,
         )
 

@@ -105,12 +105,12 @@ odd_numbers = st.one_of(
 
 
 class TestLaneProduct:
-    @given(st.integers(1, 3), st.integers(1, 4), st.integers(1, 3), st.data())
+    @given(st.integers(1, 3), st.integers(1, 70), st.integers(1, 3), st.data())
     @settings(max_examples=30)
     def test_is_the_warps_sum_bit_for_bit(
         self, rows: int, turns: int, batch: int, data: st.DataObject
     ) -> None:
-        length = 32 * turns
+        length = 8 * turns
         generator = torch.Generator().manual_seed(data.draw(seeds))
         scale = 2.0 ** torch.randint(-40, 40, (rows + batch, length), generator=generator)
         drawn = (torch.randn(rows + batch, length, generator=generator) * scale).bfloat16()
@@ -130,7 +130,7 @@ class TestLaneProduct:
         values = torch.tensor([a, b, c, 1.0]).bfloat16()
         weight, vector = torch.zeros(2, 1, 64, dtype=BF16)
         weight[0, 0], vector[0, 0] = values[2], values[3]
-        weight[0, 32], vector[0, 32] = values[0], values[1]
+        weight[0, 7], vector[0, 7] = values[0], values[1]
         first, second, third = values[:3].tolist()
         wanted = oracle_cells.fma(first, second, oracle_cells.fma(third, 1.0, 0.0))
         assert lane_product(weight, vector).item() == wanted
@@ -148,22 +148,22 @@ class TestLaneProduct:
         self, first: tuple[float, float], second: tuple[float, float], wanted: float
     ) -> None:
         weight, vector = torch.zeros(2, 1, 64, dtype=BF16)
-        for index, (one, other) in ((0, first), (32, second)):
+        for index, (one, other) in ((0, first), (1, second)):
             weight[0, index], vector[0, index] = one, other
         assert lane_product(weight, vector).item() == wanted
 
     def test_order_is_ascending_within_a_lane_and_the_tree_across(self) -> None:
-        big, vector = 2.0**24, torch.ones(1, 96, dtype=BF16)
-        weight = torch.zeros(1, 96, dtype=BF16)
+        big, vector = 2.0**24, torch.ones(1, 512, dtype=BF16)
+        weight = torch.zeros(1, 512, dtype=BF16)
         # Lane 0: 1 + 2^24 is a tie that loses the 1, less 2^24 is 0. Backwards it would be 1.
-        weight[0, 0], weight[0, 32], weight[0, 64] = 1.0, big, -big
+        weight[0, 0], weight[0, 7], weight[0, 256] = 1.0, big, -big
         assert lane_product(weight, vector).item() == 0.0
         # Lanes 0 and 16 meet first: 2^24 - 2^24, then the 1 of lane 1. Other pairs lose it.
         weight.zero_()
-        weight[0, 0], weight[0, 16], weight[0, 1] = big, -big, 1.0
+        weight[0, 0], weight[0, 128], weight[0, 8] = big, -big, 1.0
         assert lane_product(weight, vector).item() == 1.0
         weight.zero_()
-        weight[0, 0], weight[0, 8], weight[0, 16] = big, -big, 1.0
+        weight[0, 0], weight[0, 64], weight[0, 128] = big, -big, 1.0
         assert lane_product(weight, vector).item() == 0.0
 
     @given(st.integers(1, 4), seeds)

@@ -151,7 +151,9 @@ class TestKernel:
         self, kind: Any, state: int, batch: int, cache: Path
     ) -> None:
         for sampled in (False, True):
-            plan = plan_of(151_936, 256, batch, sampled=sampled, kind=kind, state=state)
+            plan = plan_of(
+                151_936, 256, batch, sampled=sampled, kind=kind, state=state, hidden=2560
+            )
             check_kernel(plan, cache)
 
     @given(plans(hopper_only=True))

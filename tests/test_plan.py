@@ -293,7 +293,7 @@ class TestArguments:
         with pytest.raises(
             PlanError, match=r"^vocab 40, state 256: .*in each of 1 blocks, found 3"
         ):
-            plan_residency(Shape(vocab=40, rank=256, kind="rnn", state=256), hopper())
+            plan_residency(Shape(vocab=40, rank=256, kind="rnn", state=256, hidden=1024), hopper())
 
     def test_the_step_type_is_torchs_promotion(self) -> None:
         dtypes = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from bounded import Outcome
-from strategies import hopper
+from strategies import KINDS, hopper
 
 FILE = Path(__file__).parent / "gpu" / "sanitize.py"
 TOOLS = ("memcheck", "racecheck", "synccheck", "initcheck")
@@ -49,6 +49,8 @@ def test_every_part_of_the_kernel_is_walked() -> None:
         assert {case.batch for case in cases if case.sampled == sampled} >= {1, 2, 4, 9}
         assert any(case.streamed for case in cases if case.sampled == sampled)
     assert any(case.draft_vocab is not None for case in cases)
+    for kind in KINDS:  # alone and in groups, where the state's words have other places
+        assert {case.batch > 4 for case in cases if case.kind is kind} == {False, True}
     whole = [case for case in cases if case.odd and case.vocab % (128 * case.blocks) == 0]
     assert whole, "a last shard without padding is copied in another way"
 

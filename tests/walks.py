@@ -7,6 +7,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Any, cast
 
 import torch
 
@@ -15,6 +16,7 @@ from wts.cells import AnyHead
 from wts.device import GpuSpec, gpu_spec
 from wts.noise import Noise
 from wts.numbers import NUMBER_TYPES, NumberType
+from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
 from wts.walk import Backend, Walker
 
@@ -154,3 +156,33 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
             yield
     finally:
         gc.enable()
+
+
+@dataclass(frozen=True, slots=True)
+class _OneBlockLess:
+    """What a launch reads of a plan, as it is but for the number of blocks.
+
+    A plan of fewer blocks would hold more in each, and its launch ask for that much memory.
+    """
+
+    whole: ResidencyPlan
+
+    @property
+    def num_blocks(self) -> int:
+        return self.whole.num_blocks - 1
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.whole, name)
+
+
+@contextmanager
+def without_the_last_block(walker: Walker) -> Iterator[None]:
+    """Launch one block less than every block waits for."""
+    device_walk = walker._device_walk
+    assert device_walk is not None
+    whole = device_walk.plan
+    device_walk.plan = cast(ResidencyPlan, _OneBlockLess(whole))
+    try:
+        yield
+    finally:
+        device_walk.plan = whole

@@ -2,8 +2,8 @@
 
 A head's weights are cut by what they multiply, so that a step does little after its token is known:
 
-- the hidden part: weights times hidden states, plus the bias. No token is in it, so it is one
-  matrix product for all steps, before the walk;
+- the hidden part: weights times hidden states, plus the bias. No token is in it: it is one matrix
+  product for all steps, before the walk, or the kernel makes it steps ahead (`plan.hidden_inside`);
 - the input rows: weights times every table row, at packing time. A token fetches one;
 - the product with the state (`lane_product`), whose order is fixed;
 - what is left is element by element (`latent` of the cells), with `wts.activations`.
@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from typing import TypeAlias
 
 import torch
+import torch.nn.functional as F
 
 from wts.activations import rounded, sigmoid, silu, tanh
 from wts.domino import DominoHead
@@ -62,24 +63,28 @@ def _fine_product(weight: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
 
 
 def hidden_part(
-    weight: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor
+    weight: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor, *, by_lanes: bool = False
 ) -> torch.Tensor:
-    """What hidden states add to the inner sums of each step; the device takes it as an input.
+    """What hidden states add to the inner sums of each step.
 
     Args:
         weight: bf16 [P, H], `hidden_weight` of a head.
         bias: bf16 [P], its `hidden_bias`; None adds nothing.
         hidden: bf16 [B, K, H], any strides.
+        by_lanes: whether the product is summed as the kernel sums it; H is then a multiple of 8.
 
     Returns:
         fp32 [B, K, P]: the product, rounded to fp32, plus the bias in fp32.
     """
-    product = _fine_product(weight, hidden)
+    if by_lanes:
+        product = lane_product(weight, hidden.flatten(0, 1)).view(*hidden.shape[:2], -1)
+    else:
+        product = _fine_product(weight, hidden)
     return product if bias is None else product + bias.float()
 
 
 def lane_product(weight: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
-    """weight . vector as a warp sums it: element i is of lane i mod 32.
+    """weight . vector as a warp sums it: element i is of lane i / 8 mod 32.
 
     A lane starts at 0 and takes in its elements in ascending order, each by one fused multiply-add;
     then lanes are added in a tree, first those 16 apart, then 8, 4, 2, 1.
@@ -92,18 +97,23 @@ def lane_product(weight: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     boundary: the result in fp32 is the larger of the two, whatever fp64 made of the rest.
 
     Args:
-        weight: bf16 [n, m]; m is a multiple of 32.
+        weight: bf16 [n, m]; m is a multiple of 8.
         vector: bf16 [B, m].
 
     Returns:
         fp32 [B, n].
     """
     rows, length = weight.shape
-    weights = weight.double().view(1, rows, length // LANES, LANES)
-    vectors = vector.double().view(len(vector), 1, length // LANES, LANES)
+    turns = -(-length // (8 * LANES))
+    padding = (0, turns * 8 * LANES - length)
+    weights = F.pad(weight, padding).double().view(1, rows, turns, LANES, 8)
+    vectors = F.pad(vector, padding).double().view(len(vector), 1, turns, LANES, 8)
     total = torch.zeros(len(vector), rows, LANES, device=weight.device)
-    for turn in range(length // LANES):
-        total = (weights[:, :, turn] * vectors[:, :, turn] + total.double()).float()
+    for turn in range(turns):
+        owned = torch.arange(LANES, device=weight.device) < length // 8 - turn * LANES
+        for i in range(8):
+            taken = weights[:, :, turn, :, i] * vectors[:, :, turn, :, i] + total.double()
+            total = torch.where(owned, taken.float(), total)
     apart = LANES // 2
     while apart:
         total = total[:, :, :apart] + total[:, :, apart : 2 * apart]

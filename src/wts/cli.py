@@ -33,6 +33,7 @@ _GPU_NAMES = ", ".join([*GPUS, LOCAL])
 _BASE_LOGITS = "base_logits"
 _HIDDEN = "hidden"
 _STATE_SIZE = 1024  # of published Domino heads
+_HIDDEN_SIZE = 2560  # of Qwen3-4B
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -78,6 +79,12 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--head-kind", choices=HEAD_KINDS, default="markov", help="default markov")
     plan.add_argument(
         "--state-size", type=int, metavar="G", help=f"of a Domino head, default {_STATE_SIZE}"
+    )
+    plan.add_argument(
+        "--hidden-size",
+        type=int,
+        metavar="H",
+        help=f"of heads that read hidden states, default {_HIDDEN_SIZE}",
     )
     plan.add_argument("--gpu", default=LOCAL, help=f"{_GPU_NAMES} (default)")
     plan.add_argument("--batch", type=int, default=1, metavar="B", help="default 1")
@@ -174,9 +181,23 @@ def _plan(args: argparse.Namespace) -> int:
             found=f"{args.state_size} for a {args.head_kind} head",
             fix="leave it out",
         )
+    if args.hidden_size is not None and args.head_kind == "markov":
+        raise InputError.mismatch(
+            "hidden-size",
+            wanted="none: a Markov head reads no hidden states",
+            found=args.hidden_size,
+            fix="leave it out",
+        )
+    hidden = _HIDDEN_SIZE if args.hidden_size is None else args.hidden_size
     domino_size = _STATE_SIZE if args.state_size is None else args.state_size
     state = {"rnn": args.rank, "domino": domino_size}.get(args.head_kind, 0)
-    shape = Shape(vocab=args.vocab, rank=args.rank, kind=args.head_kind, state=state)
+    shape = Shape(
+        vocab=args.vocab,
+        rank=args.rank,
+        kind=args.head_kind,
+        state=state,
+        hidden=0 if args.head_kind == "markov" else hidden,
+    )
     print(plan_residency(shape, spec, batch=args.batch, steps=args.steps, sampled=args.sampled))
     return 0
 

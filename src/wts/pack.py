@@ -54,6 +54,7 @@ class PackedHead:
             bytes, the quantised latent slab by slab, then the scale; of others: `input_rows`.
         draft_to_target: int32 [vocab] or None.
         cell: the weights of a head's steps; None for a Markov head, whose latents are the table.
+        hidden_inside: whether the kernel makes the hidden part.
     """
 
     tiles: torch.Tensor
@@ -61,6 +62,7 @@ class PackedHead:
     table: torch.Tensor
     draft_to_target: torch.Tensor | None
     cell: Cell | None = None
+    hidden_inside: bool = False
 
     @property
     def memory_bytes(self) -> int:
@@ -73,7 +75,8 @@ class PackedHead:
         """What the hidden states [B, K, H] of a walk add to its steps; None for a Markov head."""
         if self.cell is None or hidden is None:
             return None
-        return hidden_part(self.cell.hidden_weight, self.cell.hidden_bias, hidden)
+        weight, bias = self.cell.hidden_weight, self.cell.hidden_bias
+        return hidden_part(weight, bias, hidden, by_lanes=self.hidden_inside)
 
     def initial_state(self, batch: int) -> HeadState:
         """Return the state before the first step of `batch` requests."""
@@ -317,6 +320,7 @@ def _room_for(head: AnyHead, plan: ResidencyPlan, device: torch.device) -> Packe
         if head.draft_to_target is None
         else torch.empty(plan.vocab, dtype=torch.int32, device=device),
         cell=None if isinstance(head, MarkovHead) else cell_of(head, device),
+        hidden_inside=plan.hidden_inside,
     )
 
 

@@ -42,12 +42,15 @@ class ResidencyPlan:
     """Where each row of one head lives on one GPU, for one largest batch.
 
     Made by `planner.plan_residency`; `print(plan)` shows the ledger. Equal plans have equal `hash`.
+    `hidden_inside`: whether the kernel multiplies hidden states, each block with rows of its own.
     """
 
     gpu: str
     arch: str
     kind: HeadKind
     state: int
+    hidden: int
+    hidden_inside: bool
     vocab: int
     rank: int
     table_rows: int
@@ -161,14 +164,24 @@ class ResidencyPlan:
         return {"markov": 0, "gated": 1, "rnn": 3, "domino": 1}[self.kind] * self.rank
 
     @property
-    def product_rows(self) -> int:
-        """Rows of the matrix that a state is multiplied with; blocks share them out."""
-        return 3 * self.state
+    def unit_rows(self) -> int:
+        """Inner sums of a unit that need no token: a state's three, or a gate's one."""
+        return 3 if self.state else 1
 
     @property
-    def block_products(self) -> int:
-        """Of these, a block's; the kernel's array has one where there is none."""
-        return max(1, -(-self.product_rows // self.num_blocks))
+    def units(self) -> int:
+        """Units whose inner sums blocks share out and exchange a step ahead."""
+        return self.state or (self.rank if self.hidden_inside else 0)
+
+    @property
+    def block_units(self) -> int:
+        """Of these, a block's; the kernel's arrays have one where there is none."""
+        return max(1, -(-self.units // self.num_blocks))
+
+    @property
+    def unit_words(self) -> int:
+        """64-bit words of a unit: of one sum, or of Domino's three, which are bf16."""
+        return self.unit_rows if self.kind != "domino" else 1
 
     @property
     def projector_rows(self) -> int:
@@ -181,14 +194,36 @@ class ResidencyPlan:
         return max(1, -(-self.projector_rows // self.num_blocks))
 
     @property
+    def hidden_rows(self) -> int:
+        """Rows of a block that the kernel multiplies with hidden states; one where it does not."""
+        return self._inner_rows if self.hidden_inside else 1
+
+    @property
+    def _inner_rows(self) -> int:
+        """Rows of the hidden part that a block owns, where blocks share them out."""
+        if self.kind == "domino":
+            return self.block_projections
+        return self.unit_rows * -(-self.rank // self.num_blocks)
+
+    @property
     def states(self) -> int:
         """Requests whose state is kept; the kernel's array has one where there is none."""
         return self.groups * self.columns if self.state else 1
 
     @property
+    def early_words(self) -> int:
+        """64-bit words of a request in which blocks exchange inner sums of a step."""
+        return self.units * self.unit_words + self.projector_rows
+
+    @property
+    def unit_bytes(self) -> int:
+        """Bytes of shared memory in which a unit's sums wait for its token."""
+        return 8 if self.kind == "domino" else 4 * self.unit_rows
+
+    @property
     def state_words(self) -> int:
-        """64-bit words in which blocks exchange products with states: of two steps."""
-        return 2 * self.states * (self.product_rows + self.projector_rows)
+        """64-bit words of the workspace for them: of two steps, of every request."""
+        return 2 * self.groups * self.columns * self.early_words
 
     @property
     def warpgroups(self) -> bool:
@@ -422,12 +457,18 @@ class ResidencyPlan:
             "PART": self.part,
             "STATE": max(1, self.state),
             "STATES": self.states,
-            "PRODUCT_ROWS": self.product_rows,
-            "BLOCK_PRODUCTS": self.block_products,
+            "HIDDEN": max(1, self.hidden),
+            "HIDDEN_ROWS": self.hidden_rows,
+            "HIDDEN_STORAGE": self.hidden if self.hidden_inside else 1,
+            "UNITS": self.units,
+            "UNIT_ROWS": self.unit_rows,
+            "UNIT_WORDS": self.unit_words,
+            "UNIT_BYTES": self.unit_bytes,
+            "BLOCK_UNITS": self.block_units,
             "PROJECTOR_ROWS": self.projector_rows,
             "BLOCK_PROJECTIONS": self.block_projections,
-            "STATE_COLUMNS": self.columns if self.state else 1,
-            "PRODUCT_STORAGE": max(1, self.product_rows),
+            "EARLY_COLUMNS": self.columns if self.units else 1,
+            "UNIT_STORAGE": max(1, self.units),
             "PROJECTOR_STORAGE": max(1, self.projector_rows),
             "VOCAB": self.vocab,
             "RANK": self.rank,
@@ -482,6 +523,7 @@ class ResidencyPlan:
         }
         flags = {
             "WARPGROUPS": self.warpgroups,
+            "HIDDEN_INSIDE": self.hidden_inside,
             "NOISE_AHEAD": self.noise_ahead,
             "SCORED": self.scored,
             "WIDE": self.wide,
@@ -522,7 +564,8 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
     Mirrors `struct Shared` of csrc/layout.cuh, which asserts the same total.
     """
     groups, columns, slots = plan.groups, plan.columns, plan.base_slots
-    places, stateful = _ring_places(plan), columns if plan.state else 1
+    places, early = _ring_places(plan), columns if plan.units else 1
+    hidden = plan.hidden if plan.hidden_inside else 1
     members = [
         ("fragments", max(1, plan.sweep_warps * plan.shared_fragments) * FRAGMENT_BYTES, 128),
         ("ring", places * (plan.ring_unit_bytes if plan.ring_units else 1), 128),
@@ -539,11 +582,14 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("candidate_row", slots * columns * plan.candidates * 4, 16),
         ("candidate_logit", slots * columns * (plan.candidates if plan.sampled else 1) * 4, 16),
         ("race", (SERVICE_WARPS if plan.scored else 1) * plan.race_words * 4, 16),
-        ("state_weight", 2 * plan.block_products * max(1, plan.state), 16),
+        ("state_weight", 2 * plan.unit_rows * plan.block_units * max(1, plan.state), 16),
         ("projector_weight", 2 * plan.block_projections * max(1, plan.state), 16),
+        ("hidden_weight", 2 * plan.hidden_rows * hidden, 16),
+        ("hidden", 2 * hidden * early, 16),
+        ("own_part", 2 * 4 * plan.hidden_rows * early, 16),
         ("state", 2 * plan.states * max(1, plan.state), 16),
-        ("products", 4 * max(1, plan.product_rows) * stateful, 16),
-        ("projections", 4 * max(1, plan.projector_rows) * stateful, 16),
+        ("early", plan.unit_bytes * max(1, plan.units) * early, 16),
+        ("projections", 4 * max(1, plan.projector_rows) * early, 16),
         ("team_token", 4 * SERVICE_WARPS, 16),
         ("team_largest", 4 * SERVICE_WARPS, 4),
         ("weights_landed", 8, 8),
@@ -554,6 +600,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("ring_landed", 8 * _ring_barriers(plan), 8),
         ("ring_readers", 4 * _ring_barriers(plan), 4),
         ("state_landed", 8, 8),
+        ("hidden_landed", 8 * early, 8),
         ("deadline", 8 * SERVICE_WARPS, 8),
         ("sequence", 4, 16),
         ("noise_offset", 4, 4),
@@ -612,11 +659,24 @@ def _ledger(plan: ResidencyPlan) -> str:
     name = "latent table" if plan.kind == "markov" else "input rows"
     workspace = plan.workspace_words * plan.word_bytes + 8 * plan.state_words
     if plan.state:
+        own, every = plan.unit_rows * plan.block_units, plan.unit_rows * plan.state
         lines.append(
-            f"  state: {plan.state} numbers a request, {plan.block_products} of "
-            f"{plan.product_rows} rows of its matrix in each block "
-            f"({2 * plan.block_products * plan.state} bytes)"
+            f"  state: {plan.state} numbers a request, {own} of {every} rows of its matrix in each "
+            f"block ({2 * own * plan.state} bytes)"
         )
+    if plan.projector_rows:
+        lines.append(
+            f"  projector: {plan.block_projections} of {plan.projector_rows} rows in each block "
+            f"({2 * plan.block_projections * plan.state} bytes)"
+        )
+    if plan.hidden:
+        where = "one matrix product before the walk"
+        if plan.hidden_inside:
+            where = (
+                f"by the kernel, {plan.hidden_rows} of {plan.part} rows in each block "
+                f"({2 * plan.hidden_rows * plan.hidden} bytes)"
+            )
+        lines.append(f"  hidden states of {plan.hidden} numbers are multiplied {where}")
     lines += [
         f"  resident {plan.resident_share:.1%} of {total / 2**20:.1f} MiB",
         f"  shared memory {plan.shared_bytes} of {plan.shared_limit} bytes per block; base logits "

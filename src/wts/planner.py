@@ -29,6 +29,7 @@ __all__ = [
 LEAST_SWEEP_REGISTERS = 184
 MAX_BATCH = 64
 MAX_STATE = 1 << 14
+MAX_HIDDEN = 1 << 16
 MAX_STEPS = 32
 MAX_VOCAB = 1 << 20
 MAX_TABLE_ROWS = (1 << 31) - 1  # a row number is an int of the kernel
@@ -104,8 +105,8 @@ _CHOICES = {
     "greedy, state": (
         Choice("wgmma", 8, 31, 0, 4, (200, 104), 2),
         Choice("mma", 4, 34, 4, 5, (208, 88)),
-        Choice("mma", 2, 36, 4, 5, (208, 88)),
-        Choice("mma", 1, 36, 6, 5, (208, 88)),
+        Choice("mma", 2, 40, 4, 5, (216, 72)),
+        Choice("mma", 1, 40, 6, 5, (216, 72)),
     ),
     "sampled, state": (
         Choice("wgmma", 8, 20, 0, 2, (192, 120)),
@@ -160,6 +161,7 @@ class Shape:
         mapped: whether draft ids are mapped to target ids.
         kind: of the head.
         state: elements of the state that a step carries over: r (RNN), G (Domino) or none.
+        hidden: elements of the hidden states that it reads, H; 0 for a Markov head.
     """
 
     vocab: int
@@ -169,6 +171,7 @@ class Shape:
     mapped: bool = False
     kind: HeadKind = "markov"
     state: int = 0
+    hidden: int = 0
 
 
 def plan_residency(
@@ -217,6 +220,10 @@ def plan_residency(
         _check_range("state", shape.state, 1, MAX_STATE)
     elif shape.state != 0:
         raise PlanError(f"state: wanted 0 for a {shape.kind} head, found {shape.state!r}")
+    if shape.kind != "markov":
+        _check_range("hidden", shape.hidden, 1, MAX_HIDDEN)
+    elif shape.hidden != 0:
+        raise PlanError(f"hidden: wanted 0 for a markov head, found {shape.hidden!r}")
     for name, value in (("base_type", base_type), ("table_type", shape.table_type)):
         if value not in NUMBER_TYPES:
             raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
@@ -225,7 +232,7 @@ def plan_residency(
     widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch
     plan = _first_that_fits(unplaced, widest)
     if plan.shared_bytes > plan.shared_limit:
-        matrix = 2 * plan.block_products * plan.state
+        matrix = 2 * plan.unit_rows * plan.block_units * plan.state
         if matrix > plan.shared_limit // 2:  # blocks are as many as the vocabulary fills
             raise PlanError(
                 f"vocab {plan.vocab}, state {plan.state}: wanted at most {plan.shared_limit // 2} "
@@ -292,6 +299,8 @@ def _unplaced(
         arch=spec.arch,
         kind=shape.kind,
         state=shape.state,
+        hidden=shape.hidden,
+        hidden_inside=False,
         vocab=shape.vocab,
         rank=shape.rank,
         table_rows=shape.table_rows if shape.table_rows is not None else shape.vocab,
@@ -390,6 +399,19 @@ def with_lone_warps(plan: ResidencyPlan) -> ResidencyPlan:
 
 
 def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
+    """Place the weights; those of hidden states too, where that displaces no others.
+
+    Warps that make the latents of few requests together have time to multiply them, and no other
+    kernel has to run before the walk. Lanes read eight elements at once.
+    """
+    if plan.hidden > 0 and plan.hidden % 8 == 0 and plan.groups == 1 and plan.columns <= 2:
+        inside = _place_projection(replace(plan, hidden_inside=True), most_registers, live)
+        if inside.shared_bytes <= inside.shared_limit and inside.streamed_fragments == 0:
+            return inside
+    return _place_projection(replace(plan, hidden_inside=False), most_registers, live)
+
+
+def _place_projection(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
     """Fill registers, then shared memory; stream the rest; stage base logits in what is left."""
     fragments = plan.warp_tiles * plan.slabs
     registers = min(fragments, most_registers)
@@ -481,6 +503,7 @@ def _shape_of(head: Head) -> Shape:
         mapped=head.draft_to_target is not None,
         kind=head.kind,
         state=head.state_size,
+        hidden=head.hidden_size or 0,
     )
 
 

@@ -490,19 +490,27 @@ def _check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
     wanted = (
         head.kind,
         head.state_size,
+        head.hidden_size or 0,
         head.vocab,
         head.rank,
         head.table_rows,
         mapped,
         step_dtype,
     )
-    planned = (plan.kind, plan.state, plan.vocab, plan.rank, plan.table_rows, plan.mapped)
+    planned = (
+        plan.kind,
+        plan.state,
+        plan.hidden,
+        plan.vocab,
+        plan.rank,
+        plan.table_rows,
+        plan.mapped,
+    )
     found = (*planned, DTYPE_OF[plan.step_type])
     if wanted != found:
         raise PlanError(
-            f"plan: wanted one for (kind, state, vocab, rank, table rows, mapped, dtype) = "
-            f"{wanted}, "
-            f"found {found}; make it with plan_residency(head, ...)"
+            f"plan: wanted one for (kind, state, hidden, vocab, rank, table rows, mapped, "
+            f"dtype) = {wanted}, found {found}; make it with plan_residency(head, ...)"
         )
 
 
@@ -645,8 +653,9 @@ class _DeviceWalk:
         packed = self.packed
         mapping = packed.draft_to_target
         if hidden is not None:
-            self._prepare_part(hidden)
+            hidden = self._prepare_hidden(hidden)
         cell = packed.cell
+        bias = None if cell is None else cell.hidden_bias
         state_weight = cell.state_weight if isinstance(cell, RnnCell | DominoCell) else None
         projector_weight = cell.projector_weight if isinstance(cell, DominoCell) else None
         args = WalkArgs(
@@ -667,6 +676,11 @@ class _DeviceWalk:
             logits_request_stride=0 if logits_out is None else logits_out.stride(0),
             logits_step_stride=0 if logits_out is None else logits_out.stride(1),
             hidden_part=None if hidden is None else self.part.data_ptr(),
+            hidden=None if hidden is None else hidden.data_ptr(),
+            hidden_request_stride=0 if hidden is None else hidden.stride(0),
+            hidden_step_stride=0 if hidden is None else hidden.stride(1),
+            hidden_weight=None if cell is None else cell.hidden_weight.data_ptr(),
+            hidden_bias=None if bias is None else bias.data_ptr(),
             state_weight=None if state_weight is None else state_weight.data_ptr(),
             projector_weight=None if projector_weight is None else projector_weight.data_ptr(),
             state_slots=self.state_slots.data_ptr(),
@@ -695,23 +709,30 @@ class _DeviceWalk:
                 f"launching a walk of {self.plan.num_blocks} co-resident blocks",
             )
 
-    def _prepare_part(self, hidden: torch.Tensor) -> None:
-        """What hidden states [B, K, H] add to the steps, as far as no token is needed.
+    def _prepare_hidden(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Hidden states [B, K, H] as the kernel reads them.
 
-        One matrix product into memory of this object: bf16 factors, sums in fp32 in the library's
+        Where it does not multiply them itself, what they add to its sums is made here, by one
+        matrix product into memory of this object: bf16 factors, sums in fp32 in the library's
         order. The emulator takes the result as it is.
         """
         assert self.packed.cell is not None
         batch, steps, size = hidden.shape
-        rows, part = self._hidden[: batch * steps], self.part[: batch * steps]
-        if hidden.is_contiguous():
-            rows = hidden.view(batch * steps, size)
+        if self.plan.hidden_inside:  # by copies of whole 16-byte pieces
+            starts = (hidden.data_ptr() // 2, hidden.stride(0), hidden.stride(1))
+            fits = hidden.stride(2) == 1 and all(start % 8 == 0 for start in starts)
         else:
-            rows.view(batch, steps, size).copy_(hidden)
-        weight = self.packed.cell.hidden_weight
-        torch.mm(rows, weight.T, out_dtype=torch.float32, out=part)
-        if self.packed.cell.hidden_bias is not None:
-            part.add_(self.packed.cell.hidden_bias)
+            fits = hidden.is_contiguous()
+        if not fits:
+            rows = self._hidden[: batch * steps].view(batch, steps, size)
+            hidden = rows.copy_(hidden)
+        if not self.plan.hidden_inside:
+            part, weight = self.part[: batch * steps], self.packed.cell.hidden_weight
+            rows = hidden.view(batch * steps, size)
+            torch.mm(rows, weight.T, out_dtype=torch.float32, out=part)
+            if self.packed.cell.hidden_bias is not None:
+                part.add_(self.packed.cell.hidden_bias)
+        return hidden
 
     @contextmanager
     def _current_context(self) -> Iterator[None]:

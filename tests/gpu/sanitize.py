@@ -11,7 +11,7 @@ import argparse
 import shutil
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from functools import partial
 from typing import Any
 
@@ -19,8 +19,10 @@ import torch
 
 import wts.compile
 from bounded import Outcome, run_bounded
-from strategies import DTYPES, anchors, base_logits
+from strategies import DTYPES, KINDS, anchors, base_logits, hidden_states, recurrent_head
 from walks import gpu_of
+from wts.bench import gate
+from wts.cells import AnyHead, RecurrentHead
 from wts.compile import KERNEL_NAME
 from wts.device import LOCAL, GpuSpec, gpu_spec
 from wts.heads import MarkovHead
@@ -55,6 +57,7 @@ class Case:
         base_type: of the base logits.
         streamed: whether a part of the projection has to be streamed.
         odd: base logits start at an odd element, and so does each row.
+        kind: of the head, where it reads hidden states; None for a Markov head.
     """
 
     name: str
@@ -67,13 +70,16 @@ class Case:
     base_type: NumberType = "bf16"
     streamed: bool = False
     odd: bool = False
+    kind: type[RecurrentHead] | None = None
 
-    def head(self) -> MarkovHead:
+    def head(self) -> AnyHead:
+        if self.kind is not None:
+            return recurrent_head(self.kind, vocab=self.vocab, rank=self.rank, seed=self.vocab)
         return MarkovHead.random(
             vocab=self.vocab, rank=self.rank, seed=self.vocab, draft_vocab=self.draft_vocab
         )
 
-    def plan(self, head: MarkovHead, gpu: GpuSpec) -> ResidencyPlan:
+    def plan(self, head: AnyHead, gpu: GpuSpec) -> ResidencyPlan:
         plan = plan_residency(
             head,
             gpu,
@@ -86,7 +92,7 @@ class Case:
             sys.exit(f"{self.name}: found another plan than this case is for:\n{plan}")
         return plan
 
-    def base(self, head: MarkovHead) -> torch.Tensor:
+    def base(self, head: AnyHead) -> torch.Tensor:
         """Base logits; a walk reads whole pieces of 16 bytes, as an allocation is made of."""
         base = base_logits(
             head, batch=self.batch, steps=STEPS, seed=self.batch, base_type=self.base_type
@@ -107,7 +113,7 @@ class Case:
         # Under a tool a walk takes a hundred times as long; the limit of the program is enough.
         walker = Walker(head, plan, backend="device", timeout_ms=_LONGEST_TIMEOUT_MS)
         write_from_the_host(walker)
-        emulator = Walker(head, walker.plan, backend="emulator")
+        emulator = gate.emulator_of(walker)
         base, anchor = self.base(head), anchors(head, self.batch, 1)
         storage = torch.empty(0, dtype=base.dtype).set_(base.untyped_storage()).cuda()
         there = storage.as_strided(base.size(), base.stride(), base.storage_offset())
@@ -115,8 +121,16 @@ class Case:
             for requests in sorted({1, self.batch}):
                 here = self.sampling(requests, number, base.shape[2], "cpu")
                 on_gpu = self.sampling(requests, number, base.shape[2], "cuda")
-                wanted = emulator(base[:requests], anchor[:requests], **here)
+                part = None
+                if self.kind is not None:
+                    hidden = hidden_states(head, batch=requests, steps=STEPS, seed=number).cuda()
+                    on_gpu["hidden"] = hidden
                 tokens = walker(there[:requests], anchor[:requests].cuda(), **on_gpu).cpu()
+                if self.kind is not None:
+                    part = gate.device_part(walker, hidden)
+                wanted, _ = emulator.walk(
+                    base[:requests], anchor[:requests], hidden_part=part, **here
+                )
                 if not torch.equal(tokens, wanted):
                     sys.exit(f"{self.name}: found {tokens.tolist()}, wanted {wanted.tolist()}")
         walker.check()
@@ -164,6 +178,11 @@ CASES = (
         )
         for sampled in (False, True)
     ),
+    *(
+        Case(name=f"{kind.__name__}, {how}", vocab=1001, batch=batch, kind=kind, sampled=sampled)
+        for kind in KINDS
+        for how, batch, sampled in (("one team", 2, False), ("warpgroups", 5, True))
+    ),
     Case(name="mapped", vocab=1500, draft_vocab=1003, blocks=4, batch=4),
     Case(name="fp32 base logits", vocab=1003, batch=2, base_type="fp32"),
     Case(name="odd rows", vocab=1003, batch=4, odd=True),
@@ -175,14 +194,20 @@ def write_from_the_host(walker: Walker) -> None:
     """Write what a walk reads of its Walker by copies; torch's kernels are not looked at."""
     device_walk = walker._device_walk
     assert device_walk is not None
-    packed = pack_head(walker.head, walker.plan, torch.device("cpu"))
-    for field in fields(packed):
-        part = getattr(packed, field.name)
-        if part is not None:
-            getattr(device_walk.packed, field.name).copy_(part)
-    for workspace in (device_walk.slots, device_walk.status):
+    copy_parts(pack_head(walker.head, walker.plan, torch.device("cpu")), device_walk.packed)
+    workspaces = (device_walk.slots, device_walk.status, device_walk.state_slots, device_walk.part)
+    for workspace in workspaces:
         workspace.copy_(workspace.cpu())
     torch.cuda.synchronize()
+
+
+def copy_parts(new: Any, old: Any) -> None:
+    """Copy tensors, and dataclasses of them, over others of the same shapes."""
+    if isinstance(new, torch.Tensor):
+        old.copy_(new)
+    elif is_dataclass(new):
+        for field in fields(new):
+            copy_parts(getattr(new, field.name), getattr(old, field.name))
 
 
 # ---- faults that are planted -------------------------------------------------------------------

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import random
 import re
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
 
@@ -19,7 +19,7 @@ import torch
 from bounds import decided
 from intervals import latent_interval, walk_bound
 from strategies import KINDS, anchors, base_logits, hidden_states, recurrent_head
-from walks import capturing, gpu_of, moved, run, run_sampled, walker_of
+from walks import capturing, gpu_of, moved, run, run_sampled, walker_of, without_the_last_block
 from wts.bench import gate
 from wts.bench.cases import HeadCase
 from wts.cells import AnyHead, RecurrentHead
@@ -59,10 +59,14 @@ def head_of(kind: Any, vocab: int = 3001, rank: int = 128, **others: Any) -> Any
 def inputs(
     head: AnyHead, batch: int, steps: int, seed: int = 0, *, base_type: str = "bf16"
 ) -> Inputs:
-    """Base logits that leave decisions to the head, anchors (one outside), hidden states."""
+    """Base logits that leave decisions to the head, anchors, hidden states.
+
+    Of several anchors one is outside. A lone one is not: it would be the same token each time.
+    """
     base = base_logits(head, batch=batch, steps=steps, seed=seed, base_type=base_type)
     anchor = anchors(head, batch, seed)
-    anchor[-1] = 1 << 40
+    if batch > 1:
+        anchor[-1] = 1 << 40
     return base, anchor, hidden_states(head, batch=batch, steps=steps, seed=seed + 1)
 
 
@@ -523,21 +527,15 @@ def walker_with_limit(kind: type[RecurrentHead], timeout_ms: int, *, batch: int 
     head = head_of(kind, 4999, 512, **others)
     plan = plan_residency(head, gpu_of(DEVICE), batch=batch, steps=32)
     if plan.state:
-        assert (plan.num_blocks - 1) * plan.block_products < plan.product_rows
+        assert (plan.num_blocks - 1) * plan.block_units < plan.units
     return Walker(head, plan, backend=DEVICE, timeout_ms=timeout_ms)
 
 
 def walk_without_the_last_block(walker: Walker, batch: int, steps: int) -> torch.Tensor:
     """Launch one block less than every block waits for."""
-    device_walk = walker._device_walk
-    assert device_walk is not None
-    whole = device_walk.plan
-    device_walk.plan = replace(whole, num_blocks=whole.num_blocks - 1)
-    try:
-        base, anchor, hidden = (moved(one, walker) for one in inputs(walker.head, batch, steps))
+    base, anchor, hidden = (moved(one, walker) for one in inputs(walker.head, batch, steps))
+    with without_the_last_block(walker):
         return walker(base, anchor, hidden=hidden)
-    finally:
-        device_walk.plan = whole
 
 
 class TestFaults:

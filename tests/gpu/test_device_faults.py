@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import ctypes
 import re
-from dataclasses import replace
 
 import pytest
 import torch
 
 from strategies import anchors, base_logits, silent_head
-from walks import capturing, gpu_of, run, twin
+from walks import capturing, gpu_of, run, twin, without_the_last_block
 from wts.device import gpu_spec
 from wts.errors import WalkTimeout
 from wts.heads import MarkovHead
@@ -42,15 +41,9 @@ def inputs(
 
 def walk_without_the_last_block(walker: Walker, steps: int = 5) -> torch.Tensor:
     """Launch one block less than every block waits for."""
-    device_walk = walker._device_walk
-    assert device_walk is not None
-    whole = device_walk.plan
-    device_walk.plan = replace(whole, num_blocks=whole.num_blocks - 1)
-    try:
-        base, anchor = inputs(walker, steps=steps)
+    base, anchor = inputs(walker, steps=steps)
+    with without_the_last_block(walker):
         return walker(base.cuda(), anchor.cuda())
-    finally:
-        device_walk.plan = whole
 
 
 def check_right(walker: Walker, seed: int = 1, steps: int = 5) -> None:
@@ -108,16 +101,11 @@ class TestABlockThatNeverPublishes:
 
     def test_in_a_graph_is_seen_by_the_next_check(self) -> None:
         walker = walker_with_limit(20)
-        device_walk = walker._device_walk
-        assert device_walk is not None
         base, anchor = (tensor.cuda() for tensor in inputs(walker))
         tokens = walker(base, anchor)
-        whole = device_walk.plan
         graph = torch.cuda.CUDAGraph()
-        with capturing(graph):
-            device_walk.plan = replace(whole, num_blocks=whole.num_blocks - 1)
+        with capturing(graph), without_the_last_block(walker):
             walker(base, anchor, out=tokens)
-            device_walk.plan = whole
         graph.replay()
         with pytest.raises(WalkTimeout):
             walker.check()

@@ -80,6 +80,13 @@ class Simulator:
         self.state_slots = torch.zeros(plan.state_words, dtype=torch.int64)
         self.kernel = _build(plan.render_header())
 
+    def _part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
+        """What hidden states add to the steps; or room for it, where the kernel makes it."""
+        if hidden is None or not self.plan.hidden_inside:
+            return self.packed.hidden_part(hidden)
+        self.part = torch.zeros(*hidden.shape[:2], self.plan.part)
+        return self.part
+
     def __call__(
         self,
         base: torch.Tensor,
@@ -101,7 +108,10 @@ class Simulator:
             "tiles": self.packed.tiles,
             "row_scale": self.packed.row_scale,
             "table": self.packed.table,
-            "hidden_part": self.packed.hidden_part(hidden),
+            "hidden_part": self._part(hidden),
+            "hidden": hidden,
+            "hidden_weight": getattr(self.packed.cell, "hidden_weight", None),
+            "hidden_bias": getattr(self.packed.cell, "hidden_bias", None),
             "state_weight": getattr(self.packed.cell, "state_weight", None),
             "projector_weight": getattr(self.packed.cell, "projector_weight", None),
             "state_slots": self.state_slots,
@@ -119,6 +129,8 @@ class Simulator:
             base_request_stride=base.stride(0),
             base_step_stride=base.stride(1),
             anchor_stride=anchor.stride(0),
+            hidden_request_stride=0 if hidden is None else hidden.stride(0),
+            hidden_step_stride=0 if hidden is None else hidden.stride(1),
             noise_key=0 if noise is None else noise.key,
             logits_request_stride=0 if logits_out is None else logits_out.stride(0),
             logits_step_stride=0 if logits_out is None else logits_out.stride(1),

@@ -241,6 +241,8 @@ inline float one_nan(float value) { return value == value ? value : __uint_as_fl
 inline float __fmul_rn(float a, float b) { return one_nan(a * b); }
 inline float __fadd_rn(float a, float b) { return one_nan(a + b); }
 inline float __fdiv_rn(float a, float b) { return a / b; }
+// As far off as the device's may be.
+inline float approximate_reciprocal(float value) { return std::nextafter(1.0f / value, 0.0f); }
 inline float __int2float_rn(int value) { return static_cast<float>(value); }
 inline float __uint2float_rn(unsigned value) { return static_cast<float>(value); }
 inline unsigned __umulhi(unsigned a, unsigned b) {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -111,13 +111,14 @@ def emulator_of(walker: Walker) -> Emulator:
 
 
 def _on_cpu(parts: Any) -> Any:
-    """A dataclass of tensors, and of such dataclasses, copied to the CPU."""
+    """A dataclass of tensors, of such dataclasses and of other things, copied to the CPU."""
     if isinstance(parts, torch.Tensor):
         return parts.detach().clone().cpu()
-    if parts is None:
-        return None
+    if not is_dataclass(parts):
+        return parts
     copies = {field.name: _on_cpu(getattr(parts, field.name)) for field in fields(parts)}
-    return replace(parts, **copies)
+    made: Any = type(parts)
+    return made(**copies)
 
 
 def device_part(walker: Walker, hidden: torch.Tensor) -> torch.Tensor:

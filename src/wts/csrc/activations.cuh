@@ -19,6 +19,18 @@ __device__ __forceinline__ float rounded(float value) {
   return bf16_value(round_bf16x2(value, 0.0f));
 }
 
+// a / b, rounded as a division is, without a branch: where b, the quotient and a's last places are
+// far from the ends of fp32 (wts/activations.py sees to that), an approximate reciprocal, made better
+// once, gives a quotient whose exact remainder puts right what is wrong with it (Markstein). Where b is
+// infinite or NaN, or a is, NaN.
+__device__ __forceinline__ float divided(float a, float b) {
+  float inverse = approximate_reciprocal(b);
+  inverse = fmaf(fmaf(-b, inverse, 1.0f), inverse, inverse);
+  float quotient = __fmul_rn(a, inverse);
+  quotient = fmaf(fmaf(-b, quotient, a), inverse, quotient);
+  return fmaf(fmaf(-b, quotient, a), inverse, quotient);
+}
+
 // The smaller one; a NaN stays.
 __device__ __forceinline__ float at_most(float x, float limit) { return x > limit ? limit : x; }
 
@@ -55,11 +67,14 @@ __device__ __forceinline__ float exponential(float y) {
 }
 
 __device__ __forceinline__ float sigmoid(float x) {
-  return __fdiv_rn(1.0f, __fadd_rn(1.0f, exponential(-x)));
+  return divided(1.0f, __fadd_rn(1.0f, exponential(at_most(-x, 80.0f))));
 }
 
 __device__ __forceinline__ float silu(float x) {
-  return __fdiv_rn(x, __fadd_rn(1.0f, exponential(-x)));
+  const float infinity = __int_as_float(0x7f800000);
+  const float least = -at_most(-x, 80.0f);
+  const float result = divided(least, __fadd_rn(1.0f, exponential(-least)));
+  return fabsf(x) < infinity ? result : __fadd_rn(x, infinity);
 }
 
 __device__ __forceinline__ float tanh_of(float x) {
@@ -67,7 +82,9 @@ __device__ __forceinline__ float tanh_of(float x) {
   const Reduced reduced(at_most(__fadd_rn(size, size), 32.0f));
   const float power = __fmul_rn(reduced.one, reduced.other);
   const float m = __fadd_rn(__fmul_rn(power, reduced.q), __fadd_rn(power, -1.0f));
-  return copysignf(__fdiv_rn(m, __fadd_rn(m, 2.0f)), x);
+  constexpr float FAR = 18446744073709551616.0f;  // 2^64
+  const float quotient = divided(__fmul_rn(m, FAR), __fadd_rn(m, 2.0f));
+  return copysignf(__fmul_rn(quotient, 1.0f / FAR), x);
 }
 
 }  // namespace wts

@@ -11,6 +11,8 @@ namespace wts {
 enum class Head { MARKOV, GATED, RNN, DOMINO };
 constexpr Head HEAD = static_cast<Head>(plan::HEAD);
 constexpr bool STATEFUL = HEAD == Head::RNN || HEAD == Head::DOMINO;
+// Whether blocks share out and exchange inner sums that need no token.
+constexpr bool EARLY = STATEFUL || plan::HIDDEN_INSIDE;
 
 // One group's requests may be fewer than the service warps: then TEAM of them make a latent together.
 constexpr int SERVED = (plan::COLUMNS + plan::SERVICE_WARPS - 1) / plan::SERVICE_WARPS;
@@ -29,7 +31,7 @@ __device__ __forceinline__ int run_start(int run, int lane) {
   return (TEAM_LANES * run + lane) * RUN;
 }
 __device__ __forceinline__ bool run_exists(int run, int lane) {
-  return run_start(run, lane) < plan::RANK;
+  return plan::RANK % (TEAM_LANES * RUN) == 0 || run_start(run, lane) < plan::RANK;
 }
 
 // Consecutive fp32 or bf16 numbers at a multiple of their size.
@@ -49,13 +51,19 @@ __device__ __forceinline__ void load_run(float (&values)[RUN], const u16* at) {
   for (int i = 0; i < RUN; ++i) values[i] = bf16_of_pair(words[i / 2], i);
 }
 
-// R(R(sigmoid(R(part + G_e e))) e) of one run; row: G_e e in fp32, then e in bf16.
-__device__ __forceinline__ void gated_run(const Byte* row, const float* part, int first,
-                                          float (&latent)[RUN]) {
+// R(R(sigmoid(R(part + G_e e))) e) of one run; row: G_e e in fp32, then e in bf16; early: the part of
+// the run, where it was made here.
+__device__ __forceinline__ void gated_run(const Byte* row, const float* part, const float* early,
+                                          int first, float (&latent)[RUN]) {
   float product[RUN], before[RUN], element[RUN];
   load_run(product, reinterpret_cast<const float*>(row) + first);
-  load_run(before, part + first);
   load_run(element, reinterpret_cast<const u16*>(row + 4 * plan::RANK) + first);
+  if constexpr (plan::HIDDEN_INSIDE) {
+#pragma unroll
+    for (int i = 0; i < RUN; ++i) before[i] = early[first + i];
+  } else {
+    load_run(before, part + first);
+  }
 #pragma unroll
   for (int i = 0; i < RUN; ++i) {
     const float gate = rounded(sigmoid(rounded(__fadd_rn(before[i], product[i]))));
@@ -63,85 +71,107 @@ __device__ __forceinline__ void gated_run(const Byte* row, const float* part, in
   }
 }
 
-// One run of an RNN head: the new state goes where the old one is, in bf16; row: J_e e in fp32;
-// products: J_s state. Of each, gates, candidates and outputs lie RANK apart.
-__device__ __forceinline__ void rnn_run(const Byte* row, const float* part, const float* products,
-                                        int first, u16* state, float (&latent)[RUN]) {
-  u32 joint[3][RUN / 2];  // two in a word: registers are few
+// The latent of one run of an RNN head; row: J_e e in fp32, early: the part + J_s state. Of each,
+// gates, candidates and outputs lie RANK apart. The first two, rounded, are left where they were
+// early, for the state, which has time until the latent is sent.
+__device__ __forceinline__ void rnn_run(const Byte* row, float* early, int first,
+                                        float (&latent)[RUN]) {
+  float joint[3][RUN];
 #pragma unroll
-  for (int kind = 0; kind < 3; ++kind) {
-    const int start = kind * plan::RANK + first;
-    const float* after = reinterpret_cast<const float*>(row) + start;
+  for (int kind = 0; kind < 3; ++kind)
+    load_run(joint[kind], reinterpret_cast<const float*>(row) + kind * plan::RANK + first);
 #pragma unroll
-    for (int i = 0; i < RUN; i += 2) {
-      u32 parts[2], rows[2];
-      load_global_words(parts, part + start + i);
-      load_global_words(rows, after + i);
-      float sum[2];
+  for (int kind = 2; kind >= 0; --kind) {
+    float* before = early + kind * plan::RANK + first;
 #pragma unroll
-      for (int j = 0; j < 2; ++j)
-        sum[j] = __fadd_rn(__fadd_rn(__uint_as_float(parts[j]), products[start + i + j]),
-                           __uint_as_float(rows[j]));
-      joint[kind][i / 2] = round_bf16x2(sum[0], sum[1]);
+    for (int i = 0; i < RUN; ++i) {
+      const float sum = rounded(__fadd_rn(before[i], joint[kind][i]));
+      if (kind == 2) {
+        latent[i] = rounded(tanh_of(sum));
+      } else {
+        before[i] = sum;
+      }
     }
   }
-  const auto number = [&](int kind, int i) { return bf16_of_pair(joint[kind][i / 2], i); };
+}
+
+// The new state of a run, in place, from what rnn_run has left.
+__device__ __forceinline__ void rnn_state_run(const float* early, int first, u16* state) {
 #pragma unroll
   for (int i = 0; i < RUN; ++i) {
-    const float gate = rounded(sigmoid(number(0, i))), candidate = rounded(tanh_of(number(1, i)));
-    const float old = bf16_value(state[first + i]);
-    const float kept = rounded(__fmul_rn(gate, old));
+    const float gate = rounded(sigmoid(early[first + i]));
+    const float candidate = rounded(tanh_of(early[plan::RANK + first + i]));
+    const float kept = rounded(__fmul_rn(gate, bf16_value(state[first + i])));
     const float taken = rounded(__fmul_rn(rounded(__fadd_rn(1.0f, -gate)), candidate));
     state[first + i] = bf16_bits(rounded(__fadd_rn(kept, taken)));
-    latent[i] = rounded(tanh_of(number(2, i)));
   }
 }
 
-// A Domino head takes in a token: the GRU of one request, in place; row: R(W_ih e) in bf16, products:
-// W_hh h. Of each, resets, updates and candidates lie STATE apart.
-__device__ __forceinline__ void take_in_token(const Byte* row, const float* products, u16* state,
+// A Domino head takes in a token: the GRU of one request, in place; row: R(W_ih e) in bf16, resets,
+// updates and candidates STATE apart; early: R(W_hh h) of a unit's three in one word, resets lowest.
+// A lane has eight units at a time.
+__device__ __forceinline__ void take_in_token(const Byte* row, const u64* early, u16* state,
                                               int lane) {
   const u16* inputs = reinterpret_cast<const u16*>(row);
-#pragma unroll 2
-  for (int i = lane; i < plan::STATE; i += TEAM_LANES) {
-    float input[3], product[3];
+#pragma unroll 1
+  for (int first = 8 * lane; first < plan::STATE; first += 8 * TEAM_LANES) {
+    u32 input[3][4];
 #pragma unroll
-    for (int kind = 0; kind < 3; ++kind) {
-      input[kind] = bf16_value(load_global_2(inputs + kind * plan::STATE + i));
-      product[kind] = rounded(products[kind * plan::STATE + i]);
+    for (int kind = 0; kind < 3; ++kind)
+      load_global_words(input[kind], inputs + kind * plan::STATE + first);
+#pragma unroll
+    for (int i = 0; i < 8; ++i) {
+      const auto of_row = [&](int kind) { return bf16_of_pair(input[kind][i / 2], i); };
+      const u64 word = early[first + i];
+      const u32 low = static_cast<u32>(word), high = static_cast<u32>(word >> 32);
+      const float reset = sigmoid(__fadd_rn(of_row(0), bf16_value(low)));
+      const float update = sigmoid(__fadd_rn(of_row(1), bf16_of_pair(low, 1)));
+      const float fresh = tanh_of(__fadd_rn(of_row(2), __fmul_rn(reset, bf16_value(high))));
+      const float old = bf16_value(state[first + i]);
+      const float next = __fadd_rn(fresh, __fmul_rn(update, __fadd_rn(old, -fresh)));
+      state[first + i] = bf16_bits(rounded(next));
     }
-    const float reset = sigmoid(__fadd_rn(input[0], product[0]));
-    const float update = sigmoid(__fadd_rn(input[1], product[1]));
-    const float fresh = tanh_of(__fadd_rn(input[2], __fmul_rn(reset, product[2])));
-    const float old = bf16_value(state[i]);
-    const float next = __fadd_rn(fresh, __fmul_rn(update, __fadd_rn(old, -fresh)));
-    state[i] = bf16_bits(rounded(next));
   }
 }
 
-// R(SiLU(R(part + P_h h))) of one run; projections: P_h h.
-__device__ __forceinline__ void projected_run(const float* part, const float* projections,
-                                              int first, float (&latent)[RUN]) {
-  float before[RUN];
-  load_run(before, part + first);
+// R(SiLU(R(part + P_h h))) of one run; projections: part + P_h h.
+__device__ __forceinline__ void projected_run(const float* projections, int first,
+                                              float (&latent)[RUN]) {
 #pragma unroll
-  for (int i = 0; i < RUN; ++i)
-    latent[i] = rounded(silu(rounded(__fadd_rn(before[i], projections[first + i]))));
+  for (int i = 0; i < RUN; ++i) latent[i] = rounded(silu(rounded(projections[first + i])));
 }
 
-// ---- the product with the state ----------------------------------------------------------------
+// ---- products with states and hidden states ----------------------------------------------------
 
-// One row of weights times a state, both bf16, as the emulator's lane_product sums it: element i is
-// of lane i mod 32, then lanes in a tree. The same in all lanes.
-__device__ __forceinline__ float state_product(const u16* weight, const u16* state, int lane) {
-  float sum = 0.0f;
-#pragma unroll 4
-  for (int i = lane; i < plan::STATE; i += 32)
-    sum = fmaf(bf16_value(weight[i]), bf16_value(state[i]), sum);
+// Rows of weights times a vector, both bf16, as the emulator's lane_product sums them: element i is of
+// lane i / 8 mod 32, then lanes in a tree. The same in all lanes. Rows lie `apart` elements apart.
+template <int ROWS, int LENGTH>
+__device__ __forceinline__ void lane_products(const u16* weight, int apart, const u16* vector, int lane,
+                                              float (&sum)[ROWS]) {
+  const u32 weights = shared_address(weight), elements = shared_address(vector);
 #pragma unroll
-  for (int apart = 16; apart > 0; apart /= 2)
-    sum = __fadd_rn(sum, __int_as_float(lane_across(__float_as_int(sum), apart)));
-  return sum;
+  for (int row = 0; row < ROWS; ++row) sum[row] = 0.0f;
+#pragma unroll 2
+  for (int turn = 0; turn < (LENGTH + 255) / 256; ++turn) {
+    const int first = (turn * 32 + lane) * 8;
+    if (LENGTH % 256 != 0 && first >= LENGTH) break;
+    u32 of_vector[4];
+    load_shared_16(of_vector, elements + first * 2);
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) {
+      u32 of_row[4];
+      load_shared_16(of_row, weights + (row * apart + first) * 2);
+#pragma unroll
+      for (int i = 0; i < 8; ++i)
+        sum[row] = fmaf(bf16_of_pair(of_row[i / 2], i), bf16_of_pair(of_vector[i / 2], i), sum[row]);
+    }
+  }
+  __syncwarp();
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2)
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row)
+      sum[row] = __fadd_rn(sum[row], __int_as_float(lane_across(__float_as_int(sum[row]), bit)));
 }
 
 // ---- quantisation (wts/pack.py) ----------------------------------------------------------------
@@ -161,14 +191,15 @@ __device__ __forceinline__ u32 largest_of(const float (&latent)[RUNS][RUN]) {
 
 // The scale of a latent: its largest element over LATENT_LEVELS; NaN where one is not finite.
 __device__ __forceinline__ float latent_scale_of(u32 largest) {
-  const float scale = __fdiv_rn(__uint_as_float(largest), static_cast<float>(LATENT_LEVELS));
+  const float scale = divided(__uint_as_float(largest), static_cast<float>(LATENT_LEVELS));
   if (!(fabsf(scale) < __int_as_float(0x7f800000))) return __int_as_float(0x7fffffff);
   return scale < 1e-30f ? 1e-30f : scale;
 }
 
-// value / scale to the nearest integer, within +-LATENT_LEVELS; 0 where that is not finite.
+// value / scale to the nearest integer, within +-LATENT_LEVELS; 0 where that is not finite. What is so
+// small that `divided` is not exact is nearest to 0.
 __device__ __forceinline__ int latent_level(float value, float scale) {
-  const float level = __fdiv_rn(value, scale);
+  const float level = divided(value, scale);
   if (!(fabsf(level) < __int_as_float(0x7f800000))) return 0;
   const float nearest = rintf(level), most = static_cast<float>(LATENT_LEVELS);
   return static_cast<int>(nearest > most ? most : nearest < -most ? -most : nearest);

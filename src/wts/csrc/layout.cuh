@@ -40,13 +40,17 @@ struct Shared {
                                    [plan::SAMPLED ? plan::CANDIDATES : 1];
   // By service warp: words of a race too close for approximate scores.
   alignas(16) unsigned int race[plan::SCORED ? plan::SERVICE_WARPS : 1][plan::RACE_WORDS];
-  // Of heads with a state: this block's rows of the matrices that it is multiplied with, in bf16, the
-  // state of each request, and all blocks' products with those of a round.
-  alignas(16) unsigned short state_weight[plan::BLOCK_PRODUCTS][plan::STATE];
+  // This block's rows of the matrices that states and hidden states are multiplied with, in bf16, and
+  // what hidden states, those of a step, add to their sums: by steps' parity.
+  alignas(16) unsigned short state_weight[plan::UNIT_ROWS * plan::BLOCK_UNITS][plan::STATE];
   alignas(16) unsigned short projector_weight[plan::BLOCK_PROJECTIONS][plan::STATE];
+  alignas(16) unsigned short hidden_weight[plan::HIDDEN_ROWS][plan::HIDDEN_STORAGE];
+  alignas(16) unsigned short hidden[plan::EARLY_COLUMNS][plan::HIDDEN_STORAGE];
+  alignas(16) float own_part[2][plan::EARLY_COLUMNS][plan::HIDDEN_ROWS];
+  // The state of each request, and all blocks' inner sums with those of a round.
   alignas(16) unsigned short state[plan::STATES][plan::STATE];
-  alignas(16) float products[plan::STATE_COLUMNS][plan::PRODUCT_STORAGE];
-  alignas(16) float projections[plan::STATE_COLUMNS][plan::PROJECTOR_STORAGE];
+  alignas(16) Byte early[plan::EARLY_COLUMNS][plan::UNIT_STORAGE * plan::UNIT_BYTES];
+  alignas(16) float projections[plan::EARLY_COLUMNS][plan::PROJECTOR_STORAGE];
   // What warps that make a latent together tell each other: its token, their largest elements.
   alignas(16) int team_token[plan::SERVICE_WARPS];
   unsigned int team_largest[plan::SERVICE_WARPS];
@@ -60,6 +64,7 @@ struct Shared {
   // Warps that have read a place of a warpgroup's ring, so far.
   unsigned int ring_readers[plan::RINGS][plan::RING_LENGTH];
   Barrier state_landed;
+  Barrier hidden_landed[plan::EARLY_COLUMNS];
   // When to give up an exchange that is late already, by service warp.
   unsigned long long deadline[plan::SERVICE_WARPS];
   // The walk's first exchange, read once from the workspace.

@@ -301,6 +301,13 @@ __device__ __forceinline__ u32 round_half(float value) {
 // 9.7.3.6: a * b + c rounded once; NaN comes out as 0x7fffffff.
 __device__ __forceinline__ float fused(float a, float b, float c) { return fmaf(a, b, c); }
 
+// 1 / value, within one place of the nearest (9.7.3.14).
+__device__ __forceinline__ float approximate_reciprocal(float value) {
+  float result;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
 // 9.7.3.20: log2 of a normal number, or of 0, by the special function unit.
 __device__ __forceinline__ float fast_log2(float value) {
   float result;

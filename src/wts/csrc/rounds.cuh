@@ -8,7 +8,11 @@ struct WalkArgs {
   const Byte* tiles;           // packed W, in the order of the plan's instruction
   const float* row_scale;      // [NUM_BLOCKS * ROWS]
   const Byte* table;           // what a token fetches: rows of TABLE_ROW_BYTES
-  const float* hidden_part;    // [B, K, PART], of a head that reads hidden states
+  float* hidden_part;          // [B, K, PART], of a head that reads hidden states; written if made here
+  const Byte* hidden;          // [B, K, HIDDEN] in bf16
+  long long hidden_request_stride, hidden_step_stride;  // in elements
+  const Byte* hidden_weight;   // [PART, HIDDEN] in bf16
+  const Byte* hidden_bias;     // [PART] in bf16, or null
   const int* draft_to_target;  // [VOCAB], in a mapped plan
   const Byte* base;            // [B, K, V]
   long long base_request_stride, base_step_stride;  // in elements
@@ -21,9 +25,9 @@ struct WalkArgs {
   Byte* logits_out;            // [B, K, V] in the step's type, or null
   long long logits_request_stride, logits_step_stride;  // in elements
   ExchangeWord* slots;
-  const Byte* state_weight;      // [PRODUCT_ROWS, STATE] in bf16, of a head with a state
+  const Byte* state_weight;      // [3 STATE, STATE] in bf16, of a head with a state
   const Byte* projector_weight;  // [PROJECTOR_ROWS, STATE] in bf16, of a Domino head
-  u64* state_slots;              // [2, GROUPS * COLUMNS, PRODUCT_ROWS], then the projector's
+  u64* state_slots;              // [2, GROUPS * COLUMNS, UNITS * UNIT_WORDS], then the projector's
   Status* status;
   u64* trace;
   int num_requests, num_steps;

@@ -394,6 +394,7 @@ struct ServiceWarp : LatentWarp {
       team_sync();
       target[0] = shared.team_token[team()];
     }
+    ask_hidden(step + PART_AHEAD + 1);
     if constexpr (LATER > 1) {
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i)
@@ -420,10 +421,7 @@ struct ServiceWarp : LatentWarp {
 #pragma unroll 1
     for (int first = 0; first < SERVED; first += TOGETHER)
       conclude_some(round, first);
-    if (LATER == 1 && round_step(round) + 1 < args.num_steps) {
-      latents_sent(round + plan::GROUPS);
-      mark(args, round, LATENT_SENT);
-    }
+    if (LATER == 1 && round_step(round) + 1 < args.num_steps) latents_sent(round + plan::GROUPS);
   }
 };
 
@@ -468,7 +466,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
     if (plan::EXCHANGE_LAG == 0 || round < rounds) {
       if (FIRST && self.leads()) stage(round + AHEAD);
-      self.gather_ahead(round + plan::GROUPS);
+      self.prepare_step(round + plan::GROUPS);
       if (self.leads()) {
         self.publish(round);
         if (!FIRST) stage(round + AHEAD);

@@ -7,6 +7,8 @@ namespace wts {
 __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
   barrier_init(&shared.weights_landed, 1);
   barrier_init(&shared.state_landed, 1);
+  for (int column = 0; column < plan::EARLY_COLUMNS; ++column)
+    barrier_init(&shared.hidden_landed[column], 1);
   for (int slot = 0; slot < plan::LATENT_SLOTS; ++slot)
     barrier_init(&shared.latents_ready[slot], SERVING_WARPS * WARP_ARRIVALS);
   for (int slot = 0; slot < plan::BASE_SLOTS; ++slot) {
@@ -65,28 +67,37 @@ __device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared
               OPERAND_BYTES, &shared.weights_landed);
 }
 
-// This block's rows of a matrix that states are multiplied with: their bytes.
-template <int ROWS, int EACH>
-__device__ __forceinline__ u32 load_state_rows(void* to, const Byte* from, Barrier* landed,
-                                               bool copy) {
-  constexpr int ROW_BYTES = plan::STATE * 2;
+// This block's rows of a matrix of KINDS times UNITS rows, EACH of every kind: their bytes.
+template <int KINDS, int UNITS, int EACH, int LENGTH, typename To>
+__device__ __forceinline__ u32 load_own_rows(To& to, const Byte* from, Barrier* landed, bool copy) {
+  constexpr int ROW_BYTES = LENGTH * 2;
   const int first = static_cast<int>(blockIdx.x) * EACH;
-  const u32 bytes = min(EACH, max(0, ROWS - first)) * ROW_BYTES;
-  if (copy && bytes > 0)
-    bulk_copy(to, from + static_cast<long long>(first) * ROW_BYTES, bytes, landed);
-  return bytes;
+  const u32 bytes = min(EACH, max(0, UNITS - first)) * ROW_BYTES;
+  for (int kind = 0; copy && bytes > 0 && kind < KINDS; ++kind)
+    bulk_copy(to[kind * EACH], from + static_cast<long long>(kind * UNITS + first) * ROW_BYTES,
+              bytes, landed);
+  return KINDS * bytes;
 }
 
-__device__ __forceinline__ void load_state_weights(const WalkArgs& args, Shared& shared) {
+__device__ __forceinline__ void load_inner_weights(const WalkArgs& args, Shared& shared) {
   if (lane_index() != 0) return;
   Barrier* landed = &shared.state_landed;
 #pragma unroll
   for (int turn = 0; turn < 2; ++turn) {  // first all bytes are announced
     const bool copy = turn == 1;
-    u32 bytes = load_state_rows<plan::PRODUCT_ROWS, plan::BLOCK_PRODUCTS>(
-        shared.state_weight, args.state_weight, landed, copy);
-    bytes += load_state_rows<plan::PROJECTOR_ROWS, plan::BLOCK_PROJECTIONS>(
-        shared.projector_weight, args.projector_weight, landed, copy);
+    u32 bytes = 0;
+    if constexpr (plan::HIDDEN_INSIDE && HEAD == Head::DOMINO)
+      bytes += load_own_rows<1, plan::PROJECTOR_ROWS, plan::BLOCK_PROJECTIONS, plan::HIDDEN>(
+          shared.hidden_weight, args.hidden_weight, landed, copy);
+    if constexpr (plan::HIDDEN_INSIDE && HEAD != Head::DOMINO)
+      bytes += load_own_rows<plan::UNIT_ROWS, plan::UNITS, plan::BLOCK_UNITS, plan::HIDDEN>(
+          shared.hidden_weight, args.hidden_weight, landed, copy);
+    if constexpr (STATEFUL)
+      bytes += load_own_rows<plan::UNIT_ROWS, plan::UNITS, plan::BLOCK_UNITS, plan::STATE>(
+          shared.state_weight, args.state_weight, landed, copy);
+    if constexpr (HEAD == Head::DOMINO)
+      bytes += load_own_rows<1, plan::PROJECTOR_ROWS, plan::BLOCK_PROJECTIONS, plan::STATE>(
+          shared.projector_weight, args.projector_weight, landed, copy);
     if (!copy) barrier_arrive_expect(landed, bytes);
   }
 }
@@ -107,7 +118,7 @@ extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
   } else {
     give_registers<plan::SERVICE_REGISTERS>();
     if (threadIdx.x >= plan::THREADS - 32) {
-      if constexpr (STATEFUL) load_state_weights(args, shared);
+      if constexpr (EARLY) load_inner_weights(args, shared);
       load_shared_weights(args, shared);
     }
     if (threadIdx.x / 32 - plan::SWEEP_WARPS < SERVING_WARPS) service_role(args, shared);
