@@ -328,6 +328,22 @@ def test_buckets_that_lose_are_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -
     assert [plan.batch for plan in walks.walkers.plans][-1] == 2, "nothing is built for the others"
 
 
+def test_a_plan_that_comes_out_slower_is_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Compiling may settle for another plan than was made: the policy asks about that one."""
+    asked: list[int] = []
+
+    def lose_once_built(plan: ResidencyPlan) -> Reason | None:
+        asked.append(plan.batch)
+        built_already = asked.count(plan.batch) > 1
+        return Reason(kind="plan", text="slow") if built_already and plan.batch == 2 else None
+
+    monkeypatch.setattr(build, "why_step_wise", lose_once_built)
+    walks = built(head_of(MarkovHead), most=2)
+    assert isinstance(walks, Walks)
+    assert walks.for_batch(1) is not None
+    assert walks.for_batch(2) is None
+
+
 def test_no_bucket_that_wins_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Reason(kind="plan", text="slow")
     monkeypatch.setattr(build, "why_step_wise", lambda plan: slow)

@@ -111,15 +111,16 @@ def test_all_ranks_stay_off_if_one_does(of_ranks: tuple[Reason | None, ...]) -> 
         assert decisions[0] is None
 
 
-def bucket(batch: int, share: float = 1.0, reason: Reason | None = None) -> Bucket:
-    return Bucket(batch=batch, resident_share=share, reason=reason)
+def bucket(
+    batch: int, share: float = 1.0, reason: Reason | None = None, *, product: bool = False
+) -> Bucket:
+    return Bucket(batch=batch, resident_share=share, product=product, reason=reason)
 
 
 def test_neighbours_of_one_path_are_told_together() -> None:
     slow = Reason(kind="plan", text="too slow")
     text = report.describe_buckets(
-        (bucket(1), bucket(2, 0.5), bucket(4, 0.5), bucket(8, 0.5, slow), bucket(16, 0.5, slow)),
-        hidden=False,
+        (bucket(1), bucket(2, 0.5), bucket(4, 0.5), bucket(8, 0.5, slow), bucket(16, 0.5, slow))
     )
     assert text.split("; ") == [
         "batch 1: 1 kernel a block, 100 % resident",
@@ -130,7 +131,11 @@ def test_neighbours_of_one_path_are_told_together() -> None:
 
 
 def test_the_product_of_hidden_states_is_told() -> None:
-    assert "1 kernel and a matrix product" in report.describe_buckets((bucket(1),), hidden=True)
+    text = report.describe_buckets((bucket(2), bucket(4, product=True)))
+    assert text.startswith(
+        "batch 1 to 2: 1 kernel a block, 100 % resident; "
+        "batch 3 to 4: 1 kernel and a matrix product a block, 100 % resident; "
+    )
 
 
 def test_the_line_names_what_walks(caplog: pytest.LogCaptureFixture) -> None:

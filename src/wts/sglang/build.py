@@ -39,11 +39,13 @@ class Bucket:
     Args:
         batch: the largest of them.
         resident_share: of the projection, on chip for the whole walk.
+        product: whether a matrix product of the hidden states goes before each walk.
         reason: why SGLang's own steps run instead; None where walks do.
     """
 
     batch: int
     resident_share: float
+    product: bool
     reason: Reason | None
 
 
@@ -158,12 +160,19 @@ def _build(
     for batch in plans:
         _try_once(walkers.for_batch(batch))
     walkers.check()
+    # A compiler that spills gets a plan of fewer registers, which may read more.
+    walked = [
+        _bucket_of(bucket.batch, walkers.for_batch(bucket.batch).plan)
+        if bucket.batch in plans
+        else bucket
+        for bucket in buckets
+    ]
     if backend == "device":
         torch.cuda.empty_cache()  # what packing used: a captured graph has memory of its own
     return Walks(
         head=head,
         walkers=walkers,
-        buckets=tuple(buckets),
+        buckets=tuple(walked),
         steps=steps,
         sampled=sampled,
         built_s=time.perf_counter() - started,
@@ -180,9 +189,17 @@ def _bucket(
         )
     except WalkError as error:
         reason = Reason(kind="plan", text=str(error))
-        return Bucket(batch=batch, resident_share=0.0, reason=reason), None
-    share = plan.resident_share
-    return Bucket(batch=batch, resident_share=share, reason=why_step_wise(plan)), plan
+        return Bucket(batch=batch, resident_share=0.0, product=False, reason=reason), None
+    return _bucket_of(batch, plan), plan
+
+
+def _bucket_of(batch: int, plan: ResidencyPlan) -> Bucket:
+    return Bucket(
+        batch=batch,
+        resident_share=plan.resident_share,
+        product=plan.hidden > 0 and not plan.hidden_inside,
+        reason=why_step_wise(plan),
+    )
 
 
 def _try_once(walker: Walker) -> None:

@@ -42,26 +42,25 @@ def walks_line(draft: str, walks: Walks) -> str:
     head = walks.head
     return (
         f"wts: on for {_DRAFTS[draft]}: {head.kind} head, V {head.vocab}, r {head.rank}, "
-        f"K {walks.steps}; {describe_buckets(walks.buckets, hidden=head.hidden_size is not None)}; "
+        f"K {walks.steps}; {describe_buckets(walks.buckets)}; "
         f"{walks.walkers.memory_bytes / 2**20:.0f} MiB held, built in {walks.built_s:.1f} s"
     )
 
 
-def describe_buckets(buckets: tuple[Bucket, ...], *, hidden: bool) -> str:
+def describe_buckets(buckets: tuple[Bucket, ...]) -> str:
     """Which path each batch takes, neighbours of one path together.
 
     Args:
         buckets: by rising batch.
-        hidden: whether the head reads hidden states, whose product is a kernel of its own.
     """
-    kernels = "1 kernel and a matrix product a block" if hidden else "1 kernel a block"
     parts: list[tuple[int, int, str]] = []
     least = 1
     for bucket in buckets:
         if bucket.reason is not None:
             path = f"SGLang's own steps ({bucket.reason})"
         else:
-            path = f"{kernels}, {100 * bucket.resident_share:.0f} % resident"
+            product = " and a matrix product" if bucket.product else ""
+            path = f"1 kernel{product} a block, {100 * bucket.resident_share:.0f} % resident"
         if parts and parts[-1][2] == path:
             parts[-1] = (parts[-1][0], bucket.batch, path)
         else:
