@@ -25,6 +25,7 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("planner", "pack", "noise"),
     ("reference", "emulator", "compile"),
     ("walk",),
+    ("walkers",),
     ("bench", "sglang", "doctor"),
     ("demo",),
     ("cli",),
@@ -116,6 +117,12 @@ def test_what_is_allowed_is_not_seen() -> None:
 
 def test_import_of_the_package_is_light(run_python: Callable[[str], int]) -> None:
     code = "import sys; import wts; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    assert run_python(code) == 0
+
+
+def test_what_sglang_names_is_light_to_import(run_python: Callable[[str], int]) -> None:
+    heavy = "('torch', 'numpy', 'sglang')"
+    code = f"import sys; import wts.sglang.plugin; sys.exit(any(m in sys.modules for m in {heavy}))"
     assert run_python(code) == 0
 
 

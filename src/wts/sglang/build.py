@@ -1,0 +1,249 @@
+"""Walks of an adopted head, ready before SGLang captures: planned, packed, compiled, tried once."""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from wts.cells import AnyHead
+from wts.device import GpuSpec
+from wts.errors import DeviceError, WalkError
+from wts.noise import Noise
+from wts.numbers import NumberType
+from wts.plan import ResidencyPlan
+from wts.planner import MAX_BATCH, MAX_STEPS, plan_residency
+from wts.sglang.support import Reason, why_not_gpu, why_not_memory, why_step_wise
+from wts.walk import Backend, Walker
+from wts.walkers import WalkerSet
+from wts.weights import DTYPE_OF, weights_of
+
+__all__ = ["BATCHES", "Bucket", "Walks", "build_walks", "held_bytes", "packing_bytes"]
+
+logger = logging.getLogger("wts.sglang")
+
+BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
+"""Batches with a plan of their own; others use the next larger one."""
+
+_CHUNK_ROWS = 1 << 15  # rows that are quantised at once, in a handful of fp32 copies
+_COPIES = 5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Bucket:
+    """The batches that share a plan.
+
+    Args:
+        batch: the largest of them.
+        resident_share: of the projection, on chip for the whole walk.
+        product: whether a matrix product of the hidden states goes before each walk.
+        reason: why SGLang's own steps run instead; None where walks do.
+    """
+
+    batch: int
+    resident_share: float
+    product: bool
+    reason: Reason | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Walks:
+    """A head that is ready to walk.
+
+    Args:
+        head: the head.
+        walkers: ready Walkers of the buckets that walk.
+        buckets: all, by rising batch.
+        steps: K, steps of a block.
+        sampled: whether rows may have a temperature above 0.
+        built_s: how long it took.
+    """
+
+    head: AnyHead
+    walkers: WalkerSet
+    buckets: tuple[Bucket, ...]
+    steps: int
+    sampled: bool
+    built_s: float
+
+    def for_batch(self, batch: int) -> Walker | None:
+        """The Walker of a batch; None where SGLang's own steps run."""
+        for bucket in self.buckets:
+            if bucket.batch >= batch:
+                return None if bucket.reason is not None else self.walkers.for_batch(batch)
+        return None
+
+
+def build_walks(
+    head: AnyHead,
+    gpu: GpuSpec,
+    *,
+    most_requests: int,
+    steps: int,
+    base_type: NumberType,
+    sampled: bool,
+    backend: Backend = "device",
+) -> Walks | Reason:
+    """Plan, pack and compile for all batches, and try each Walker once.
+
+    Args:
+        head: the head; its weights lie where the walks will run.
+        gpu: the GPU that the walks are planned for.
+        most_requests: the largest batch that will be asked for; above 64 SGLang's own steps run.
+        steps: K.
+        base_type: number type of the base logits.
+        sampled: whether rows may have a temperature above 0.
+        backend: "device", or "emulator" to try the same on a CPU.
+
+    Returns:
+        The walks, or why there are none. Nothing is raised that SGLang could serve without.
+    """
+    started = time.perf_counter()
+    try:
+        return _build(head, gpu, most_requests, steps, base_type, sampled, backend, started)
+    except (WalkError, torch.OutOfMemoryError) as error:
+        return _reason_of(error)
+    except Exception as error:  # whatever it is, SGLang can serve without walks
+        logger.warning("wts: building walks failed", exc_info=True)
+        return _reason_of(error)
+
+
+def _reason_of(error: Exception) -> Reason:
+    if isinstance(error, torch.OutOfMemoryError):
+        return Reason(kind="memory", text=f"building ran out of memory: {error}")
+    kind = "gpu" if isinstance(error, DeviceError) else "build"
+    return Reason(kind=kind, text=f"{type(error).__name__}: {error}")  # type: ignore[arg-type]
+
+
+def _build(
+    head: AnyHead,
+    gpu: GpuSpec,
+    most_requests: int,
+    steps: int,
+    base_type: NumberType,
+    sampled: bool,
+    backend: Backend,
+    started: float,
+) -> Walks | Reason:
+    reason = why_not_gpu(gpu)
+    if reason is not None:
+        return reason
+    if not 1 <= steps <= MAX_STEPS:
+        return Reason(kind="plan", text=f"a block has {steps} steps, wanted are 1 to {MAX_STEPS}")
+    most = min(most_requests, MAX_BATCH)
+    plans: dict[int, ResidencyPlan] = {}
+    buckets: list[Bucket] = []
+    for batch in sorted({min(batch, most) for batch in BATCHES}):
+        bucket, plan = _bucket(head, gpu, batch, steps, base_type, sampled)
+        buckets.append(bucket)
+        if plan is not None and bucket.reason is None:
+            plans[batch] = plan
+    if not plans:
+        return next(bucket.reason for bucket in buckets if bucket.reason is not None)
+    if backend == "device":
+        needed = held_bytes(head, list(plans.values())) + packing_bytes(head)
+        reason = why_not_memory(needed_bytes=needed, free_bytes=torch.cuda.mem_get_info()[0])
+        if reason is not None:
+            return reason
+    walkers = WalkerSet(
+        head,
+        gpu,
+        batches=list(plans),
+        steps=steps,
+        base_type=base_type,
+        sampled=sampled,
+        backend=backend,
+    )
+    for batch in plans:
+        _try_once(walkers.for_batch(batch))
+    walkers.check()
+    # A compiler that spills gets a plan of fewer registers, which may read more.
+    walked = [
+        _bucket_of(bucket.batch, walkers.for_batch(bucket.batch).plan)
+        if bucket.batch in plans
+        else bucket
+        for bucket in buckets
+    ]
+    if backend == "device":
+        torch.cuda.empty_cache()  # what packing used: a captured graph has memory of its own
+    return Walks(
+        head=head,
+        walkers=walkers,
+        buckets=tuple(walked),
+        steps=steps,
+        sampled=sampled,
+        built_s=time.perf_counter() - started,
+    )
+
+
+def _bucket(
+    head: AnyHead, gpu: GpuSpec, batch: int, steps: int, base_type: NumberType, sampled: bool
+) -> tuple[Bucket, ResidencyPlan | None]:
+    """What a batch does, and its plan; no plan where none can be made."""
+    try:
+        plan = plan_residency(
+            head, gpu, batch=batch, steps=steps, sampled=sampled, base_type=base_type
+        )
+    except WalkError as error:
+        reason = Reason(kind="plan", text=str(error))
+        return Bucket(batch=batch, resident_share=0.0, product=False, reason=reason), None
+    return _bucket_of(batch, plan), plan
+
+
+def _bucket_of(batch: int, plan: ResidencyPlan) -> Bucket:
+    return Bucket(
+        batch=batch,
+        resident_share=plan.resident_share,
+        product=plan.hidden > 0 and not plan.hidden_inside,
+        reason=why_step_wise(plan),
+    )
+
+
+def _try_once(walker: Walker) -> None:
+    """Walk one step of one request: the first launch loads the kernel, which no capture allows."""
+    plan, head = walker.plan, walker.head
+    device = head.projection.device
+    noise = Noise(key=0, offset=torch.zeros(1, dtype=torch.int64, device=device))
+    walker(
+        torch.zeros(1, 1, plan.vocab, dtype=DTYPE_OF[plan.base_type], device=device),
+        torch.zeros(1, dtype=torch.int64, device=device),
+        hidden=None
+        if head.hidden_size is None
+        else torch.zeros(1, 1, head.hidden_size, dtype=torch.bfloat16, device=device),
+        temperatures=torch.ones(1, device=device) if plan.sampled else None,
+        noise=noise if plan.sampled else None,
+    )
+
+
+def held_bytes(head: AnyHead, plans: Sequence[ResidencyPlan]) -> int:
+    """Bytes that walks under these plans will hold, before any is allocated.
+
+    The table is packed once, the projection once for each order of its bytes, and each plan has a
+    workspace.
+    """
+    first = plans[0]
+    total = first.table_rows * first.table_row_bytes + 4 * first.vocab * first.mapped
+    total += sum(
+        weight.nbytes
+        for name, weight in weights_of(head).items()
+        if name not in ("table", "projection", "draft_to_target", "gru_input_weight")
+    )
+    orders = {
+        (plan.instruction, plan.num_blocks, plan.warp_tiles, tuple(plan.stored_order())): plan
+        for plan in plans
+    }
+    total += sum(plan.padded_vocab * (plan.rank + 4) for plan in orders.values())
+    for plan in plans:
+        positions = plan.batch * plan.steps
+        total += plan.workspace_words * plan.word_bytes + 8 * plan.state_words
+        total += positions * (4 * plan.part + 2 * (head.hidden_size or 0))
+    return total
+
+
+def packing_bytes(head: AnyHead) -> int:
+    """Bytes that packing takes for a moment beside them."""
+    widest = max(head.rank, head.table.shape[1] // 4)
+    return _COPIES * 4 * _CHUNK_ROWS * widest

@@ -1,0 +1,186 @@
+"""The Domino rollout as a walk, under the arguments of SGLang's own function.
+
+Source:
+    SGLang 0.5.23, sglang/srt/speculative/domino_utils.py, `domino_greedy_rollout`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch.nn import functional
+
+from wts.device import GpuSpec
+from wts.domino import DominoHead
+from wts.sglang import report, upkeep
+from wts.sglang.adopt import adopt_domino, plain_embedding
+from wts.sglang.build import Walks, build_walks
+from wts.sglang.support import Reason
+from wts.walk import Backend
+
+__all__ = ["Rollout", "prepare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Rollout:
+    """Walks of one Domino head.
+
+    Args:
+        walks: the walks.
+        head: the head, whose labels may be shifted.
+        modules: SGLang's modules that it was made of.
+        tokens: int64 [most requests, K], where a captured rollout leaves its tokens.
+    """
+
+    walks: Walks
+    head: DominoHead
+    modules: tuple[Any, ...]
+    tokens: torch.Tensor
+
+    def takes(self, arguments: dict[str, Any]) -> bool:
+        """Whether a call is one that was built for."""
+        hidden = arguments["draft_hidden"]
+        given = tuple(arguments[name] for name in _MODULES)
+        return (
+            all(new is old for new, old in zip(given, self.modules, strict=True))
+            and _whole_vocabulary(arguments)
+            and bool(arguments["shift_label"]) == self.head.shift_label
+            and int(arguments["vocab_size"]) == self.head.vocab
+            and hidden.dtype == torch.bfloat16
+            and 2 <= hidden.shape[1] <= self.walks.steps + 1
+            and self.walks.for_batch(hidden.shape[0]) is not None
+        )
+
+    @torch.no_grad()
+    def __call__(self, arguments: dict[str, Any]) -> torch.Tensor:
+        """Draft a block.
+
+        Args:
+            arguments: those of SGLang's function, which `takes` has agreed to.
+
+        Returns:
+            int64 [B, K].
+        """
+        hidden = self.head.drafting_hidden(arguments["draft_hidden"])
+        batch, steps, size = hidden.shape
+        # The rows in SGLang's order, so that its product gives SGLang's base logits.
+        rows = hidden.transpose(0, 1).reshape(steps * batch, size)
+        weight = arguments["lm_head_weight"][: self.head.vocab]
+        base_logits = functional.linear(rows, weight).view(steps, batch, self.head.vocab)
+        walker = self.walks.for_batch(batch)
+        assert walker is not None
+        # Eagerly the caller keeps the tokens beyond the next call; captured, it copies them.
+        out = self.tokens[:batch] if arguments["in_cuda_graph"] else None
+        if steps != self.walks.steps:
+            out = None
+        return walker(
+            base_logits.transpose(0, 1), arguments["bonus_tokens"], hidden=hidden, out=out
+        )
+
+
+_MODULES = ("target_embedding", "prefix_gru", "embed_proj")
+
+
+def prepare(
+    arguments: dict[str, Any],
+    gpu: GpuSpec,
+    *,
+    most_requests: int,
+    backend: Backend = "device",
+) -> Rollout | Reason:
+    """Build walks from the arguments of a first rollout, which is a warm-up.
+
+    Args:
+        arguments: those of SGLang's function.
+        gpu: the GPU that walks are planned for.
+        most_requests: the largest batch that will be captured.
+        backend: "device", or "emulator" to try the same on a CPU.
+
+    Returns:
+        The rollout, or why SGLang's own runs; the log has said it.
+    """
+    found = _prepared(arguments, gpu, most_requests, backend)
+    if isinstance(found, Reason):
+        report.stays_off("domino", found)
+    else:
+        report.will_walk("domino", found.walks)
+    return found
+
+
+def _prepared(
+    arguments: dict[str, Any], gpu: GpuSpec, most_requests: int, backend: Backend
+) -> Rollout | Reason:
+    reason = _why_not_these(arguments)
+    if reason is not None:
+        return reason
+
+    def adopt() -> DominoHead | Reason:
+        return adopt_domino(
+            target_embedding=arguments["target_embedding"],
+            prefix_gru=arguments["prefix_gru"],
+            embed_proj=arguments["embed_proj"],
+            vocab_size=int(arguments["vocab_size"]),
+            shift_label=arguments["shift_label"],
+        )
+
+    head = adopt()
+    if isinstance(head, Reason):
+        return head
+    if head.vocab != int(arguments["vocab_size"]):
+        return Reason(
+            kind="head", text=f"{head.vocab} rows of embed_proj, {arguments['vocab_size']} tokens"
+        )
+    reason = plain_embedding(arguments["target_embedding"], head)
+    if reason is not None:
+        return reason
+    steps = arguments["draft_hidden"].shape[1] - 1
+    walks = build_walks(
+        head,
+        gpu,
+        most_requests=most_requests,
+        steps=steps,
+        base_type="bf16",
+        sampled=False,
+        backend=backend,
+    )
+    if isinstance(walks, Reason):
+        return walks
+    reason = upkeep.attach(upkeep.Upkeep(walkers=walks.walkers, adopt=adopt, ranks=1))
+    if reason is not None:
+        return reason
+    return Rollout(
+        walks=walks,
+        head=head,
+        modules=tuple(arguments[name] for name in _MODULES),
+        tokens=torch.zeros(
+            min(most_requests, walks.buckets[-1].batch),
+            steps,
+            dtype=torch.int64,
+            device=head.table.device,
+        ),
+    )
+
+
+def _whole_vocabulary(arguments: dict[str, Any]) -> bool:
+    pool = int(arguments["candidate_pool_size"])
+    return pool == 0 or pool >= int(arguments["vocab_size"])
+
+
+def _why_not_these(arguments: dict[str, Any]) -> Reason | None:
+    group = arguments.get("tp_group")
+    if group is not None and group.world_size > 1:
+        return Reason(
+            kind="tensor parallelism", text="base logits of a rollout are sharded over ranks"
+        )
+    if not _whole_vocabulary(arguments):
+        return Reason(
+            kind="candidates",
+            text=f"it selects among {arguments['candidate_pool_size']} candidates; "
+            "--speculative-domino-candidate-pool-size 0 selects among all tokens",
+        )
+    types = (arguments["draft_hidden"].dtype, arguments["lm_head_weight"].dtype)
+    if types != (torch.bfloat16, torch.bfloat16):
+        return Reason(kind="head", text=f"hidden states and lm_head are {types}, not bfloat16")
+    return None

@@ -1,0 +1,254 @@
+"""The DSpark draft sampler's factory: step objects that walk, inside SGLang's draft graph.
+
+Source:
+    SGLang 0.5.23, sglang/srt/speculative/dspark_components/dspark_draft_sampler.py and
+    sglang/kernels/plugin_kernels/nvidia/spec.py, `BuiltMegakernel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, TypeAlias
+
+import torch
+
+from wts.cells import AnyHead
+from wts.device import GpuSpec
+from wts.errors import describe
+from wts.noise import Noise
+from wts.numbers import NumberType
+from wts.sglang import report, upkeep
+from wts.sglang.adopt import adopt_dspark, behaves
+from wts.sglang.build import Walks, build_walks
+from wts.sglang.support import Reason
+from wts.walk import Backend, Walker
+from wts.weights import NUMBER_TYPE_OF
+
+__all__ = ["Factory", "Step", "Steps", "base_type_of", "factory_of"]
+
+Step: TypeAlias = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, Any]]
+"""(hidden [bs K, H], anchor int64 [bs]) -> (tokens int64 [bs, K], confidence features)."""
+
+Steps: TypeAlias = Callable[[int], Step | None]
+"""bs -> its step, or None for SGLang's own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Factory:
+    """What SGLang calls once, when its draft sampler is built.
+
+    Args:
+        model: SGLang's draft model.
+        head: what was adopted of it.
+        gpu: the GPU that walks are planned for.
+        backend: "device", or "emulator" to try the same on a CPU.
+        agree: makes a reason that of all ranks.
+        ranks: how many ranks draft the same block.
+    """
+
+    model: Any
+    head: AnyHead
+    gpu: GpuSpec
+    backend: Backend
+    agree: Callable[[Reason | None], Reason | None]
+    ranks: int
+
+    def __call__(
+        self,
+        *,
+        gamma: int,
+        max_bs: int,
+        greedy_draft: bool,
+        noise: Any,
+        draft_tokens: torch.Tensor,
+        step_logits: torch.Tensor | None,
+        step_temperatures: torch.Tensor,
+    ) -> Steps:
+        """Build walks for every batch.
+
+        Args:
+            gamma: K.
+            max_bs: the largest batch.
+            greedy_draft: whether every row is greedy and no logits are kept.
+            noise: SGLang's, with its key and its offset, int64 [1].
+            draft_tokens: int64 [max_bs K], where tokens go, row by row.
+            step_logits: zeros [max_bs, K, V], where sampled rows leave theirs; None where greedy.
+            step_temperatures: fp32 [max_bs], 0 for greedy rows.
+
+        Returns:
+            The steps; all are SGLang's own where walks cannot be, and the log says why.
+        """
+        walks = self._walks(gamma, max_bs, greedy_draft, step_logits)
+        if isinstance(walks, Reason):
+            report.stays_off("dspark", walks)
+            return lambda batch: None
+        report.will_walk("dspark", walks)
+        stream = None if greedy_draft else Noise(key=noise.key, offset=noise.offset)
+        # All of them now: SGLang asks for every batch at once, and again in each call.
+        steps: dict[int, Step] = {}
+        for batch in range(1, max_bs + 1):
+            walker = walks.for_batch(batch)
+            if walker is not None:
+                steps[batch] = _step(
+                    self.model,
+                    walker,
+                    tokens=draft_tokens[: batch * gamma].view(batch, gamma),
+                    noise=stream,
+                    temperatures=None if stream is None else step_temperatures[:batch],
+                    logits=None if step_logits is None else step_logits[:batch],
+                )
+        return steps.get
+
+    def _walks(
+        self, gamma: int, max_bs: int, greedy_draft: bool, step_logits: torch.Tensor | None
+    ) -> Walks | Reason:
+        base_type = base_type_of(self.model, self.head, gamma)
+        reason = self.agree(base_type if isinstance(base_type, Reason) else None)
+        if reason is not None:
+            return reason
+        assert not isinstance(base_type, Reason)
+        walks = build_walks(
+            self.head,
+            self.gpu,
+            most_requests=max_bs,
+            steps=gamma,
+            base_type=base_type,
+            sampled=not greedy_draft,
+            backend=self.backend,
+        )
+        failed = walks if isinstance(walks, Reason) else _why_not_logits(walks, step_logits)
+        reason = self.agree(failed)
+        if reason is not None or isinstance(walks, Reason):
+            return reason or walks
+        kept = upkeep.Upkeep(
+            walkers=walks.walkers,
+            adopt=lambda: adopt_dspark(self.model.markov_head),
+            ranks=self.ranks,
+        )
+        return self.agree(upkeep.attach(kept)) or walks
+
+
+def _step(
+    model: Any,
+    walker: Walker,
+    *,
+    tokens: torch.Tensor,
+    noise: Noise | None,
+    temperatures: torch.Tensor | None,
+    logits: torch.Tensor | None,
+) -> Step:
+    """The step of one batch: base logits by the model, then a walk into SGLang's own buffers."""
+    batch, steps = tokens.shape
+    reads_hidden = walker.head.hidden_size is not None
+
+    def step(hidden: torch.Tensor, anchor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        base_logits, confidence_features = model.compute_base_logits(hidden)
+        walker(
+            base_logits.view(batch, steps, -1),
+            anchor,
+            hidden=hidden.view(batch, steps, -1) if reads_hidden else None,
+            temperatures=temperatures,
+            noise=noise,
+            logits_out=logits,
+            out=tokens,
+        )
+        return tokens, confidence_features
+
+    return step
+
+
+def base_type_of(model: Any, head: AnyHead, steps: int) -> NumberType | Reason:
+    """Make the base logits of one block of zeros, as the warm-up will, and see what they are.
+
+    Args:
+        model: SGLang's draft model.
+        head: its head.
+        steps: K.
+
+    Returns:
+        Their number type, or why a walk cannot read them.
+    """
+    size = head.hidden_size or getattr(getattr(model, "config", None), "hidden_size", None)
+    if size is None:
+        return Reason(kind="head", text="the draft model's config has no hidden_size")
+    try:
+        with torch.no_grad():
+            hidden = torch.zeros(
+                steps, int(size), dtype=torch.bfloat16, device=head.projection.device
+            )
+            base_logits, _ = model.compute_base_logits(hidden)
+            wanted = model.markov_head.step_logits_dtype(base_logits.dtype)
+    except Exception as error:  # SGLang's own steps may still know how
+        return Reason(
+            kind="head", text=f"base logits cannot be tried: {type(error).__name__}: {error}"
+        )
+    if (
+        base_logits.dtype not in NUMBER_TYPE_OF
+        or tuple(base_logits.shape) != (steps, head.vocab)
+        or base_logits.stride(1) != 1
+    ):
+        return Reason(
+            kind="head",
+            text=f"its base logits are {describe(base_logits)} of strides "
+            f"{list(base_logits.stride())}, wanted are [{steps}, {head.vocab}]",
+        )
+    if wanted != torch.promote_types(base_logits.dtype, head.table.dtype):
+        return Reason(
+            kind="head",
+            text=f"its step logits are {wanted} of {base_logits.dtype} and {head.table.dtype}",
+        )
+    return NUMBER_TYPE_OF[base_logits.dtype]
+
+
+def _why_not_logits(walks: Walks, step_logits: torch.Tensor | None) -> Reason | None:
+    """Ask whether SGLang's buffer takes the logits that walks sample from."""
+    plan = walks.walkers.plans[0]
+    if not walks.sampled:
+        return None
+    if step_logits is None:
+        return Reason(kind="head", text="rows are sampled, but SGLang keeps no step logits")
+    if NUMBER_TYPE_OF.get(step_logits.dtype) != plan.step_type:
+        return Reason(
+            kind="head",
+            text=f"SGLang keeps step logits in {step_logits.dtype}, a walk has {plan.step_type}",
+        )
+    return None
+
+
+def _adopted(model: Any) -> AnyHead | Reason:
+    try:
+        head = adopt_dspark(model.markov_head)
+        reason = head if isinstance(head, Reason) else behaves(model.markov_head, head)
+    except Exception as error:  # one rank must not leave the others waiting for its answer
+        return Reason(kind="head", text=f"it cannot be adopted: {type(error).__name__}: {error}")
+    return head if reason is None else reason
+
+
+def factory_of(
+    model: Any,
+    gpu: GpuSpec,
+    *,
+    agree: Callable[[Reason | None], Reason | None],
+    ranks: int,
+    backend: Backend = "device",
+) -> Factory | Reason:
+    """Adopt a draft model's head; building waits until SGLang calls the factory.
+
+    Args:
+        model: SGLang's draft model.
+        gpu: the GPU that walks are planned for.
+        agree: makes a reason that of all ranks.
+        ranks: how many ranks draft the same block.
+        backend: "device", or "emulator" to try the same on a CPU.
+
+    Returns:
+        The factory, or why SGLang's own steps run: the same decision on every rank.
+    """
+    head = _adopted(model)
+    reason = agree(head if isinstance(head, Reason) else None)
+    if isinstance(head, Reason):
+        return reason or head
+    if reason is not None:
+        return reason
+    return Factory(model=model, head=head, gpu=gpu, backend=backend, agree=agree, ranks=ranks)

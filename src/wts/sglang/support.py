@@ -1,0 +1,145 @@
+"""Why a walk stays off: every reason is data, made by a function that asks one question.
+
+No reason is an error: SGLang goes on with its own steps, and the log says why.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from importlib import metadata
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+if TYPE_CHECKING:
+    from wts.device import GpuSpec
+    from wts.plan import ResidencyPlan
+
+__all__ = [
+    "MADE_FOR",
+    "RESERVE_BYTES",
+    "Kind",
+    "Reason",
+    "agreed",
+    "sglang_version",
+    "why_not_gpu",
+    "why_not_memory",
+    "why_not_version",
+    "why_step_wise",
+]
+
+MADE_FOR = "0.5.23"
+"""The SGLang whose functions are known to be the ones that are hooked."""
+
+RESERVE_BYTES = 512 << 20
+"""What has to stay free after building: SGLang captures its draft graphs next."""
+
+Kind: TypeAlias = Literal[
+    "switch",
+    "version",
+    "hook",
+    "plugin",
+    "head",
+    "quantised",
+    "lora",
+    "tensor parallelism",
+    "candidates",
+    "gpu",
+    "memory",
+    "plan",
+    "build",
+]
+"""What a reason is about."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reason:
+    """Why SGLang's own steps run.
+
+    Args:
+        kind: what it is about.
+        text: the sentence of the log line.
+    """
+
+    kind: Kind
+    text: str
+
+    def __str__(self) -> str:
+        return self.text
+
+
+def sglang_version() -> str | None:
+    """The installed version of SGLang; None where it is not installed."""
+    try:
+        return metadata.version("sglang")
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def why_not_version(version: str | None) -> Reason | None:
+    """Ask whether this SGLang is the one that the hooks were made for; post-releases are."""
+    if version is None:
+        return Reason(kind="version", text="SGLang is not installed")
+    if re.fullmatch(re.escape(MADE_FOR) + r"(\.post\d+)?(\+.*)?", version):
+        return None
+    return Reason(kind="version", text=f"this is SGLang {version}, wanted is {MADE_FOR}")
+
+
+def why_not_gpu(gpu: GpuSpec) -> Reason | None:
+    """Ask whether the kernel runs on this GPU."""
+    if gpu.is_hopper:
+        return None
+    major, minor = gpu.compute_capability
+    return Reason(
+        kind="gpu",
+        text=f"{gpu.name} has compute capability {major}.{minor}, wanted is 9.0 (Hopper)",
+    )
+
+
+def why_not_memory(*, needed_bytes: int, free_bytes: int) -> Reason | None:
+    """Ask whether the packed head fits beside what SGLang still has to allocate."""
+    if free_bytes - needed_bytes >= RESERVE_BYTES:
+        return None
+    return Reason(
+        kind="memory",
+        text=f"building needs {needed_bytes >> 20} MiB and {RESERVE_BYTES >> 20} MiB have to stay "
+        f"free, found {free_bytes >> 20} MiB; lower --mem-fraction-static",
+    )
+
+
+def why_step_wise(plan: ResidencyPlan) -> Reason | None:
+    """Ask whether SGLang's own steps are faster than a walk under this plan.
+
+    This is the whole policy: a plan that was measured to lose is not used.
+    """
+    if not plan.loses:
+        return None
+    return Reason(
+        kind="plan",
+        text=f"a walk would read {plan.readings:.1f} times the projection from L2 a step",
+    )
+
+
+def agreed(reason: Reason | None, group: Any, gather: Callable[..., None]) -> Reason | None:
+    """Let all ranks stay off if one does: SGLang's own steps wait for each other.
+
+    Args:
+        reason: of this rank.
+        group: SGLang's group of the ranks that draft together: world_size, cpu_group.
+        gather: `torch.distributed.all_gather_object`.
+
+    Returns:
+        The same on every rank: None, or the reason of the first rank that has one.
+    """
+    if group is None or group.world_size == 1:
+        return reason
+    found: list[Reason | None] = [None] * group.world_size
+    gather(found, reason, group=group.cpu_group)
+    return _first(found)
+
+
+def _first(found: Sequence[Reason | None]) -> Reason | None:
+    for rank, reason in enumerate(found):
+        if reason is not None:
+            return replace(reason, text=f"rank {rank}: {reason.text}")
+    return None

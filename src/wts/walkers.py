@@ -1,0 +1,98 @@
+"""Walkers of one head for several batches, each batch under the plan that is made for it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from wts.cells import AnyHead
+from wts.device import GpuSpec
+from wts.errors import InputError
+from wts.numbers import NumberType
+from wts.plan import ResidencyPlan
+from wts.planner import plan_residency
+from wts.walk import Backend, Walker
+
+__all__ = ["WalkerSet"]
+
+
+class WalkerSet:
+    """One head, ready to walk at any batch up to the largest of `batches`.
+
+    Args:
+        head: the head.
+        gpu: a GpuSpec, or a name that `wts.device.gpu_spec` knows.
+        batches: the batches to plan for; others use the next larger one.
+        steps: most steps of a walk.
+        base_type: number type of the base logits.
+        sampled: whether rows may have a temperature above 0.
+        backend: of the Walkers.
+        timeout_ms: of the Walkers.
+
+    Raises:
+        InputError: no batches.
+        WalkError: what planning or a Walker raises.
+    """
+
+    def __init__(
+        self,
+        head: AnyHead,
+        gpu: GpuSpec | str,
+        *,
+        batches: Sequence[int],
+        steps: int,
+        base_type: NumberType = "bf16",
+        sampled: bool = False,
+        backend: Backend = "device",
+        timeout_ms: int = 2000,
+    ) -> None:
+        if not batches:
+            raise InputError.mismatch(
+                "batches", wanted="at least one", found="none", fix="name the batches to walk"
+            )
+        self._walkers = [
+            Walker(
+                head,
+                plan_residency(
+                    head, gpu, batch=batch, steps=steps, sampled=sampled, base_type=base_type
+                ),
+                backend=backend,
+                timeout_ms=timeout_ms,
+            )
+            for batch in sorted(set(batches))
+        ]
+
+    def for_batch(self, batch: int) -> Walker:
+        """The Walker of the smallest plan that takes `batch` requests.
+
+        Raises:
+            InputError: more requests than any plan takes.
+        """
+        for walker in self._walkers:
+            if walker.plan.batch >= batch:
+                return walker
+        raise InputError.mismatch(
+            "batch",
+            wanted=f"at most {self._walkers[-1].plan.batch}, as planned",
+            found=batch,
+            fix="name a larger batch when the set is made",
+        )
+
+    @property
+    def plans(self) -> tuple[ResidencyPlan, ...]:
+        """The plans, by rising batch."""
+        return tuple(walker.plan for walker in self._walkers)
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held beyond the head."""
+        return sum(walker.memory_bytes for walker in self._walkers)
+
+    def refresh(self, head: AnyHead) -> None:
+        """Take changed weights in place; see `Walker.refresh`."""
+        for walker in self._walkers:
+            walker.refresh(head)
+
+    def check(self) -> None:
+        """Wait for all walks so far and raise if one was given up; see `Walker.check`."""
+        for walker in self._walkers:
+            walker.check()

@@ -1,0 +1,250 @@
+"""A Domino rollout walks under the arguments of SGLang's function, or that function runs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch.nn import functional
+
+from sglang_draft import domino_arguments, parameter
+from strategies import anchors, hopper, recurrent_head
+from walks import walker_of
+from wts.domino import DominoHead
+from wts.sglang import domino, hooks, upkeep
+from wts.sglang.domino import Rollout, prepare
+from wts.sglang.support import Reason
+
+STEPS, MOST, HIDDEN = 4, 3, 40
+
+
+@pytest.fixture(autouse=True)
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> list[upkeep.Upkeep]:
+    """There is no SGLang to hang an upkeep on; those that were hung."""
+    hung: list[upkeep.Upkeep] = []
+    monkeypatch.setattr(upkeep, "attach", hung.append)
+    return hung
+
+
+def head_of(*, shift_label: bool = False, seed: int = 7) -> DominoHead:
+    head = recurrent_head(DominoHead, shift_label=shift_label, seed=seed)
+    assert isinstance(head, DominoHead)
+    return head
+
+
+def block_hidden(batch: int, steps: int = STEPS) -> torch.Tensor:
+    generator = torch.Generator().manual_seed(batch)
+    return torch.randn(batch, steps + 1, HIDDEN, generator=generator).bfloat16()
+
+
+def arguments_of(head: DominoHead, batch: int = MOST, **more: Any) -> dict[str, Any]:
+    made = domino_arguments(
+        head, block_hidden=block_hidden(batch), anchor=anchors(head, batch, seed=4)
+    )
+    return made | more
+
+
+def rollout_of(arguments: dict[str, Any]) -> Rollout:
+    found = prepare(arguments, hopper(4), most_requests=MOST, backend="emulator")
+    assert isinstance(found, Rollout)
+    return found
+
+
+@pytest.mark.parametrize("shift_label", [False, True])
+@pytest.mark.parametrize("batch", [1, MOST])
+def test_a_rollout_is_a_walk(shift_label: bool, batch: int) -> None:
+    head = head_of(shift_label=shift_label)
+    arguments = arguments_of(head)
+    rollout = rollout_of(arguments)
+    call = arguments | {
+        "draft_hidden": block_hidden(batch),
+        "bonus_tokens": anchors(head, batch, seed=5),
+    }
+    assert rollout.takes(call)
+    tokens = rollout(call)
+    hidden = head.drafting_hidden(block_hidden(batch))
+    base = functional.linear(hidden, arguments["lm_head_weight"][: head.vocab])
+    walker = walker_of("emulator", head, batch=MOST, blocks=4)
+    assert torch.equal(tokens, walker(base, anchors(head, batch, seed=5), hidden=hidden))
+
+
+def test_captured_tokens_stay_in_one_place_and_eager_ones_do_not() -> None:
+    head = head_of()
+    arguments = arguments_of(head)
+    rollout = rollout_of(arguments)
+    places = [rollout(arguments).data_ptr() for _ in range(2)]
+    assert places[0] == places[1] == rollout.tokens.data_ptr()
+    eager = arguments | {"in_cuda_graph": False}
+    kept = rollout(eager)
+    assert kept.data_ptr() != rollout.tokens.data_ptr()
+    other = arguments_of(head)["draft_hidden"].flip(0)
+    before = kept.clone()
+    rollout(eager | {"draft_hidden": other})
+    assert torch.equal(kept, before)
+
+
+def test_shorter_blocks_walk_too() -> None:
+    head = head_of()
+    arguments = arguments_of(head)
+    rollout = rollout_of(arguments)
+    short = arguments | {"draft_hidden": block_hidden(MOST, steps=2)}
+    assert rollout.takes(short)
+    assert rollout(short).shape == (MOST, 2)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"candidate_pool_size": 5},
+        {"shift_label": True},
+        {"vocab_size": 516},
+        {"draft_hidden": block_hidden(MOST).float()},
+        {"draft_hidden": block_hidden(MOST, steps=STEPS + 1)},
+        {"draft_hidden": block_hidden(MOST + 1)},
+        {"embed_proj": torch.nn.Sequential()},
+    ],
+)
+def test_a_call_that_was_not_built_for_is_sglangs(change: dict[str, Any]) -> None:
+    arguments = arguments_of(head_of())
+    rollout = rollout_of(arguments)
+    assert rollout.takes(arguments)
+    assert not rollout.takes(arguments | change)
+
+
+class Ranks:
+    world_size = 2
+
+
+@pytest.mark.parametrize(
+    ("change", "kind", "word"),
+    [
+        ({"tp_group": Ranks()}, "tensor parallelism", "ranks"),
+        ({"candidate_pool_size": 100}, "candidates", "pool-size 0"),
+        ({"lm_head_weight": torch.zeros(520, HIDDEN)}, "head", "bfloat16"),
+        ({"vocab_size": 400}, "head", "400"),
+        ({"draft_hidden": block_hidden(1, steps=33)}, "plan", "33"),
+    ],
+)
+def test_what_cannot_walk_says_why(
+    change: dict[str, Any], kind: str, word: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level("INFO", logger="wts.sglang"):
+        found = prepare(
+            arguments_of(head_of()) | change, hopper(4), most_requests=MOST, backend="emulator"
+        )
+    assert isinstance(found, Reason)
+    assert found.kind == kind
+    assert word in found.text
+    assert caplog.messages == [f"wts: off for SGLang's Domino rollout: {found.text}"]
+
+
+def test_an_embedding_that_scales_is_sglangs() -> None:
+    class Scaled(torch.nn.Embedding):
+        def forward(self, tokens: torch.Tensor) -> torch.Tensor:
+            return super().forward(tokens) * 2
+
+    arguments = arguments_of(head_of())
+    arguments["target_embedding"].__class__ = Scaled
+    found = prepare(arguments, hopper(4), most_requests=MOST, backend="emulator")
+    assert isinstance(found, Reason)
+    assert "look-up" in found.text
+
+
+def test_a_pool_of_all_tokens_is_the_whole_vocabulary() -> None:
+    assert rollout_of(arguments_of(head_of(), candidate_pool_size=517))
+
+
+def test_an_update_of_the_targets_embedding_reaches_the_walks(
+    no_engine: list[upkeep.Upkeep],
+) -> None:
+    head, new = head_of(), head_of(seed=8)
+    arguments = arguments_of(head)
+    rollout = rollout_of(arguments)
+    (kept,) = no_engine
+    arguments["target_embedding"].weight = parameter(new.table)
+    before = rollout(arguments).clone()
+    kept.refresh()
+    after = rollout(arguments)
+    assert not torch.equal(after, before)
+    mixed = DominoHead(
+        table=new.table,
+        projection=head.projection,
+        gru_input_weight=head.gru_input_weight,
+        gru_state_weight=head.gru_state_weight,
+        projector_weight=head.projector_weight,
+        shift_label=False,
+    )
+    hidden = head.drafting_hidden(arguments["draft_hidden"])
+    base = functional.linear(hidden, arguments["lm_head_weight"][: head.vocab])
+    walker = walker_of("emulator", mixed, batch=MOST, blocks=4)
+    assert torch.equal(after, walker(base, arguments["bonus_tokens"], hidden=hidden))
+
+
+# ---- the hook ----------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def on_emulator(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Let the hook build on the emulator; the largest batch of each build."""
+    builds: list[int] = []
+
+    def prepare_here(arguments: dict[str, Any], gpu: Any, *, most_requests: int) -> Any:
+        builds.append(most_requests)
+        return prepare(arguments, gpu, most_requests=most_requests, backend="emulator")
+
+    monkeypatch.setattr(domino, "prepare", prepare_here)
+    monkeypatch.setattr(hooks, "_local_gpu", lambda: hopper(4))
+    monkeypatch.setattr(hooks, "_largest_batch", lambda: 1)
+    monkeypatch.setattr(hooks, "_rollouts", {})
+    return builds
+
+
+OWN = torch.tensor([[-7]])
+
+
+def original(*args: Any, **kwargs: Any) -> torch.Tensor:
+    return OWN
+
+
+def test_the_first_warm_up_builds_and_later_calls_walk(on_emulator: list[int]) -> None:
+    arguments = arguments_of(head_of())
+    eager = arguments | {"in_cuda_graph": False}
+    assert hooks.around_rollout(original, **eager) is OWN, "no request waits for a build"
+    assert on_emulator == []
+    first = hooks.around_rollout(original, **arguments).clone()
+    assert first.shape == (MOST, STEPS)
+    assert torch.equal(hooks.around_rollout(original, **eager), first)
+    assert torch.equal(hooks.around_rollout(original, **arguments), first)
+    assert on_emulator == [MOST]
+    assert hooks.around_rollout(original, **arguments, candidate_pool=1) is not OWN
+    assert hooks.around_rollout(original, **(arguments | {"candidate_pool_size": 9})) is OWN
+    assert hooks.around_rollout(original, "anything", **arguments) is OWN
+
+
+def test_nothing_is_built_under_capture(
+    on_emulator: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+    assert hooks.around_rollout(original, **arguments_of(head_of())) is OWN
+    assert on_emulator == []
+
+
+def test_a_head_that_cannot_walk_is_tried_once(on_emulator: list[int]) -> None:
+    arguments = arguments_of(head_of(), candidate_pool_size=9)
+    for _ in range(3):
+        assert hooks.around_rollout(original, **arguments) is OWN
+    assert on_emulator == [MOST]
+
+
+def test_a_failure_is_a_line_in_the_log(
+    on_emulator: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def fail(*args: Any, **kwargs: Any) -> None:
+        raise RuntimeError("anything")
+
+    monkeypatch.setattr(domino, "prepare", fail)
+    with caplog.at_level("INFO", logger="wts.sglang"):
+        assert hooks.around_rollout(original, **arguments_of(head_of())) is OWN
+    assert "off for SGLang's Domino rollout: RuntimeError: anything" in caplog.text
