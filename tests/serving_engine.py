@@ -39,8 +39,8 @@ class Engine:
             raise RuntimeError("out of memory, says the stand-in")
         lines = []
         if self.path == "wts":
-            on = "markov V=8192 100% resident, plan abcdef1"
-            text = "off: no Hopper GPU" if fault == "off" else on
+            on = "on for SGLang's DSpark draft: markov head; batch 1 to 4: 1 kernel, 98 % resident"
+            text = "off for SGLang: no Hopper GPU" if fault == "off" else on
             lines.append("wts: " + text)
         if self.path == "null_head":
             lines.append("wts null head: DSpark blocks of 16 are constants")

@@ -114,12 +114,11 @@ class TestRun:
             "tokens_per_s": 1967.21,  # 2 requests, 6 tokens a round
             "accepted_length": 6.0,
             "repeat": 0,
-            "resident_share": 1.0,
-            "plan": "abcdef1",
+            "resident_share": 0.98,
         }
         assert {name: ours[name] for name in wanted} == wanted
         theirs = [r for r in records_in(tmp_path) if r["path"] == "sglang"]
-        assert {(r["weights"], r["plan"], r["resident_share"]) for r in theirs} == {("bf16", "", 0)}
+        assert {(r["weights"], r["resident_share"]) for r in theirs} == {("bf16", 0)}
 
     def test_a_second_command_does_what_is_left(self, bench: Bench, tmp_path: Path) -> None:
         assert bench("--starts", "1", faults={"wts": "crash"}) == 1
@@ -158,7 +157,7 @@ class TestRun:
         ("path", "fault", "words"),
         [
             ("wts", "mute", "the log does not say"),
-            ("wts", "off", "our plugin stayed off: off: no Hopper GPU"),
+            ("wts", "off", "our plugin stayed off: off for SGLang: no Hopper GPU"),
             ("wts", "crash", "out of memory, says the stand-in"),
         ],
     )
@@ -341,8 +340,10 @@ class TestPaths:
             "folded": "DSpark draft proposal (sampling) folded into the draft cuda graph.",
             "folded, other": "DSpark draft proposal (greedy draft) folded into the draft cuda "
             "graph; the NVIDIA megakernel may run it.",
-            "serves": "[10:00:00 TP0] wts: markov, V 151936, 98.5 % resident, plan 0123abcd",
-            "off": "[10:00:00] wts: off, WTS_SGLANG=0",
+            "serves": "[10:00:00 TP0] wts: on for SGLang's DSpark draft: markov head, V 151936; "
+            "batch 1 to 4: 1 kernel a block, 98.5 % resident; batch 5: 1 kernel a block, 90 % "
+            "resident; batch 6 and above: SGLang's own steps (set off); 9 MiB held",
+            "off": "[10:00:00] wts: off for SGLang: WTS_SGLANG=0",
             "null": f"[10:00:00] {null_head.LOG_PREFIX}DSpark blocks",
         }
         found = serving_paths.prove(path, "\n".join(texts[line] for line in lines), "dspark")
@@ -351,8 +352,8 @@ class TestPaths:
             assert fault in found
             return
         assert isinstance(found, serving_paths.Proof)
-        if path == "wts":
-            assert (found.resident_share, found.plan) == (0.985, "0123abcd")
+        shares = [found.resident_share(batch) for batch in (1, 4, 5, 6, 64)]
+        assert shares == ([0.985, 0.985, 0.9, 0, 0] if path == "wts" else [0] * 5)
 
 
 class TestNullHead:

@@ -36,11 +36,12 @@ _FOLDED = {
 }
 _FOREIGN = "may run it"
 
-# Our plugin's one line per process: that it serves, or why it stays off.
+# Our plugin's one line per process: "on for" a drafter, with what it does in which batches, or "off
+# for" it and why.
 _OURS = re.compile(r"(?:^|\s)wts: (.*)")
-_OFF = re.compile(r"\boff\b", re.IGNORECASE)
-_SHARE = re.compile(r"([0-9.]+) ?% resident|resident(?: share)?[ =:]+([0-9.]+) ?%?", re.IGNORECASE)
-_PLAN = re.compile(r"\bplans?[ =:]+\[?([0-9a-f]{6,})")
+_ON = "on for "
+_BATCHES = re.compile(r"batch (\d+)(?: to (\d+)| and above)?: ([^;]*)")
+_RESIDENT = re.compile(r"([0-9.]+) % resident")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,13 +50,17 @@ class Proof:
 
     Args:
         line: the line that proves it.
-        resident_share: 0..1 of our walk, where its line says so; 0 otherwise.
-        plan: hash of our plan, where its line says so.
     """
 
     line: str
-    resident_share: float = 0.0
-    plan: str = ""
+
+    def resident_share(self, batch: int) -> float:
+        """How much of W stays on chip, 0..1, in a batch; 0 where SGLang's own steps run."""
+        for low, high, text in _BATCHES.findall(self.line):
+            share = _RESIDENT.search(text)
+            if share is not None and int(low) <= batch <= int(high or low):
+                return min(float(share.group(1)) / 100, 1.0)
+        return 0.0
 
 
 def plugin_folders(folder: Path, *, needed: bool) -> tuple[Path | None, Path]:
@@ -156,7 +161,7 @@ def prove(path: str, log: str, drafter: Drafter) -> Proof | str:
     """
     folded = _FOLDED["domino" if drafter == "domino" else "dspark"].search(log)
     ours = [match.group(1) for match in map(_OURS.search, log.splitlines()) if match]
-    serving = [line for line in ours if not _OFF.search(line)]
+    serving = [line for line in ours if line.startswith(_ON)]
     null = [line for line in log.splitlines() if null_head.LOG_PREFIX in line]
     if folded is None:
         return "the log does not say that the drafter's head is part of the draft CUDA graph"
@@ -176,15 +181,4 @@ def prove(path: str, log: str, drafter: Drafter) -> Proof | str:
         return f"our plugin stayed off: {ours[0]}" if ours else "the log has no line of our plugin"
     if drafter != "domino" and _FOREIGN not in folded.group(1):
         return f"our plugin has a line, but SGLang took no sampler of it: {folded.group(0)}"
-    share, plan = _SHARE.search(serving[0]), _PLAN.search(serving[0])
-    return Proof(
-        line=serving[0],
-        resident_share=0.0 if share is None else _share(share.group(1) or share.group(2)),
-        plan="" if plan is None else plan.group(1),
-    )
-
-
-def _share(text: str) -> float:
-    """A share that is written as 0..1 or in per cent."""
-    value = float(text.rstrip("."))
-    return min(value if value <= 1 else value / 100, 1.0)
+    return Proof(line=serving[0])

@@ -261,8 +261,8 @@ class ServingRun:
             n=len(rounds_us),
             inputs=setting.inputs,
             excludes="",
-            resident_share=proof.resident_share,
-            plan=proof.plan,
+            resident_share=proof.resident_share(line["concurrency"]),
+            plan="",  # the plugin makes one for every few batches; its line has no hashes
             model=setting.model,
             draft=setting.draft,
             block=setting.block,
