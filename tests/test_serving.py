@@ -236,8 +236,11 @@ class TestRun:
         file = tmp_path / "out" / "h200" / "serving.jsonl"
         assert serving.main(["--draw", str(file)]) == 0
         assert "tiny geometry" in capsys.readouterr().out
-        drawn = file.with_suffix(".svg").read_text()
+        run_id = records_in(tmp_path)[0]["run_id"]
+        drawn = (file.parent / f"serving-{run_id}.svg").read_text()
         assert drawn.startswith("<?xml")
+        gains = serving_table.rows(records_in(tmp_path))
+        assert {row.path for row in gains if row.gain} == {"wts", "null_head"}
 
 
 @pytest.mark.parametrize(
@@ -504,11 +507,11 @@ class TestTable:
         (row,) = serving_table.rows([serving_line(path="wts")])
         assert (row.gain, row.gain_low) == (None, None)
 
-    def test_only_the_latest_run_counts(self) -> None:
-        late = serving_line(run_id="two", time="2026-01-02T00:00:00Z")
-        assert serving_table.latest_run([late, serving_line()]) == [late]
+    def test_runs_stay_apart(self) -> None:
+        lines = [serving_line(), serving_line(run_id="two"), serving_line(path="wts")]
+        assert serving_table.runs(lines) == [[lines[0], lines[2]], [lines[1]]]
         with pytest.raises(InputError, match="bench serving"):
-            serving_table.latest_run([serving_line(bench="head")])
+            serving_table.runs([serving_line(bench="head")])
 
 
 def test_a_first_difference_is_the_place_of_the_token_or_of_the_end() -> None:

@@ -11,7 +11,7 @@ from wts.bench.record import Record
 from wts.bench.serving_paths import PATHS
 from wts.errors import InputError
 
-__all__ = ["Row", "figure", "headline", "latest_run", "rows", "table"]
+__all__ = ["Row", "figure", "headline", "rows", "runs", "table"]
 
 _TITLES = {"wts": "one walk", "null_head": "no head at all (bound)"}
 _COLOURS = {"wts": "#1f77b4", "null_head": "#999999"}
@@ -47,17 +47,19 @@ class Row:
     gain_high: float | None
 
 
-def latest_run(records: Sequence[Record]) -> list[Record]:
-    """The records of the run that was measured last.
+def runs(records: Sequence[Record]) -> list[list[Record]]:
+    """The records of every run by itself, in the order in which runs began.
 
     Raises:
         InputError: no serving record.
     """
-    serving = [line for line in records if line["bench"] == "serving"]
-    if not serving:
+    found: dict[str, list[Record]] = {}
+    for line in records:
+        if line["bench"] == "serving":
+            found.setdefault(str(line["run_id"]), []).append(line)
+    if not found:
         raise InputError("file: wanted records of bench serving, found none; pass serving.jsonl")
-    last = max(serving, key=lambda line: str(line["time"]))
-    return [line for line in serving if line["run_id"] == last["run_id"]]
+    return list(found.values())
 
 
 def rows(records: Sequence[Record]) -> list[Row]:
