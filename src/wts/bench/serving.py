@@ -187,7 +187,7 @@ def _measure(args: argparse.Namespace, started: float, say: Callable[[str], None
     scratch = args.scratch or Path(tempfile.gettempdir()) / "wts-serving"
     say(f"models in {scratch}")
     setting = serving_setting.make(args, scratch, device=_DEVICE)
-    torch.cuda.empty_cache()  # weights were drawn there, and an engine sizes its cache by what is free
+    torch.cuda.empty_cache()  # weights were drawn there; an engine sizes its cache by what is free
     serving = serving_run.ServingRun.open(
         setting,
         environment=record.capture_environment(described=args.commit),
