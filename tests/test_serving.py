@@ -335,6 +335,7 @@ class TestPaths:
             ("wts", ["folded", "serves"], "took no sampler"),
             ("wts", ["folded, other"], "no line of our plugin"),
             ("wts", ["folded", "off"], "stayed off"),
+            ("wts", ["folded, other", "serves", "given up"], "walks were given up"),
             ("wts", ["serves"], "does not say"),
             ("null_head", ["folded, other", "null"], None),
             ("null_head", ["folded, other"], "no line of the null head"),
@@ -352,6 +353,8 @@ class TestPaths:
             "batch 1 to 4: 1 kernel a block, 98.5 % resident; batch 5: 1 kernel a block, 90 % "
             "resident; batch 6 and above: SGLang's own steps (set off); 9 MiB held",
             "off": "[10:00:00] wts: off for SGLang: WTS_SGLANG=0",
+            "given up": "[10:00:09] wts: walk 3 waited too long. Drafts since the last look may be "
+            "wrong: greedy output is not affected",
             "null": f"[10:00:00] {null_head.LOG_PREFIX}DSpark blocks",
         }
         found = serving_paths.prove(path, "\n".join(texts[line] for line in lines), "dspark")

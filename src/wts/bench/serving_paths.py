@@ -40,6 +40,8 @@ _FOREIGN = "may run it"
 # for" it and why.
 _OURS = re.compile(r"(?:^|\s)wts: (.*)")
 _ON = "on for "
+# And later, of walks that were given up: what they drafted says nothing of any head.
+_GIVEN_UP = "may be wrong"
 _BATCHES = re.compile(r"batch (\d+)(?: to (\d+)| and above)?: ([^;]*)")
 _RESIDENT = re.compile(r"([0-9.]+) % resident")
 
@@ -162,9 +164,12 @@ def prove(path: str, log: str, drafter: Drafter) -> Proof | str:
     folded = _FOLDED["domino" if drafter == "domino" else "dspark"].search(log)
     ours = [match.group(1) for match in map(_OURS.search, log.splitlines()) if match]
     serving = [line for line in ours if line.startswith(_ON)]
+    wrong = [line for line in ours if _GIVEN_UP in line]
     null = [line for line in log.splitlines() if null_head.LOG_PREFIX in line]
     if folded is None:
         return "the log does not say that the drafter's head is part of the draft CUDA graph"
+    if wrong:
+        return f"walks were given up: {wrong[0]}"
     if path == "null_head":
         if serving:
             return f"the log says that our plugin serves: {serving[0]}"
