@@ -77,9 +77,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--tokens",
         type=_lengths,
-        default=(64, 576),
+        default=(61, 577),  # a token of the prefill, then 10 and 96 rounds of 6
         metavar="SHORT,LONG",
-        help="lengths of the generations whose difference is measured, default 64,576",
+        help="lengths of the generations whose difference is measured, default 61,577",
     )
     add("--seed", type=int, default=0, help="of weights, prompts and the engine")
     add(
