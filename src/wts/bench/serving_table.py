@@ -202,7 +202,7 @@ def figure(records: Sequence[Record], path: Path) -> Path:
         panel.set_title("greedy" if temperature == 0 else f"T = {temperature:g}")
         if panel.get_legend_handles_labels()[0]:
             panel.legend()
-    panels[0].set_ylabel("gain over SGLang's own head, % of round time")
+    panels[0].set_ylabel("gain over SGLang's own head, % more rounds a second")
     drawing.suptitle(headline(records).replace("; one ", "\none "), fontsize=8)
     path.parent.mkdir(parents=True, exist_ok=True)
     drawing.savefig(path, metadata={"Date": None} if path.suffix == ".svg" else None)
