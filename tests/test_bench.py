@@ -231,24 +231,57 @@ def test_an_unknown_field_is_refused() -> None:
         record.validate(head_record() | {"concurrency": 1})
 
 
-def test_a_serving_record_needs_its_own_fields() -> None:
-    serving = head_record() | {"bench": "serving"}
-    with pytest.raises(InputError, match="model"):
-        record.validate(serving)
-    record.validate(
-        serving
-        | {
-            "model": "qwen3-4b",
-            "draft": "dspark",
-            "block": 16,
-            "concurrency": 4,
-            "accept": "simulated",
-            "tokens_per_s": 3748.0,
-            "round_us": 6404.0,
-            "accepted_length": 6,
-            "repeat": 0,
-        }
-    )
+def serving_record(**changes: Any) -> record.Record:
+    fields: dict[str, Any] = {
+        "bench": "serving",
+        "cache": "warm",
+        "model": "qwen3-4b",
+        "draft": "dspark",
+        "block": 16,
+        "concurrency": 4,
+        "accept": "simulated",
+        "tokens_per_s": 3748.0,
+        "round_us": 6404.0,
+        "accepted_length": 6,
+        "repeat": 0,
+    }
+    return head_record() | fields | changes
+
+
+SERVING_FIELDS = sorted(serving_record().keys() - head_record().keys())
+
+
+@pytest.mark.parametrize("field", SERVING_FIELDS)
+def test_a_serving_record_needs_its_own_fields(field: str) -> None:
+    record.validate(serving_record())
+    bad = serving_record()
+    del bad[field]
+    with pytest.raises(InputError, match=field):
+        record.validate(bad)
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("model", ""),
+        ("draft", 16),
+        ("block", 0),
+        ("concurrency", 0),
+        ("accept", "guessed"),
+        ("tokens_per_s", -1.0),
+        ("round_us", float("nan")),
+        ("accepted_length", "6"),
+        ("repeat", -1),
+    ],
+)
+def test_a_bad_field_of_a_serving_record_is_named(field: str, value: object) -> None:
+    with pytest.raises(InputError, match=field):
+        record.validate(serving_record(**{field: value}))
+
+
+@pytest.mark.parametrize("accept", ["trained", "checkpoint", "random", "simulated"])
+def test_a_serving_record_says_who_accepts(accept: str) -> None:
+    record.validate(serving_record(accept=accept))
 
 
 def test_a_bad_line_of_a_file_is_named(tmp_path: Path) -> None:

@@ -532,6 +532,11 @@ class TestBench:
         assert caught.value.code == 0
         assert "usage: wts bench head" in capsys.readouterr().out
 
+    def test_serving_has_options_of_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
+        with pytest.raises(SystemExit):
+            run("bench", "serving", "--help")
+        assert "usage: wts bench serving" in capsys.readouterr().out
+
     @pytest.mark.usefixtures("no_gpu")
     def test_its_status_is_ours(self) -> None:
         assert run("bench", "head", "--quick") == 2

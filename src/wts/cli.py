@@ -136,10 +136,15 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure", add_help=False)
     bench.add_argument(
         "what",
-        choices=["head", "table"],
-        help="head: walks of a head; table FILE: the README's table of a results file",
+        choices=["head", "serving", "table"],
+        help="head: walks of a head; serving: rounds of a server; table FILE: the README's table "
+        "of a results file",
     )
-    bench.add_argument("options", nargs=argparse.REMAINDER, help="see wts bench head --help")
+    bench.add_argument(
+        "options",
+        nargs=argparse.REMAINDER,
+        help="see wts bench head --help, wts bench serving --help",
+    )
     bench.set_defaults(run=_bench)
     return parser
 
@@ -363,6 +368,10 @@ def _bench(args: argparse.Namespace) -> int:
         for name in args.options:
             print(render_file(Path(name)))
         return 0
+    if args.what == "serving":
+        from wts.bench import serving
+
+        return serving.main(args.options)
     from wts.bench import head
 
     return head.main(args.options)

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
 import sys
 import time
 import traceback
@@ -21,8 +20,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar, cast
+from typing import TYPE_CHECKING, cast
 
+from wts.bench.arguments import names, numbers, size
 from wts.bench.cases import (
     DEFAULT_HIDDEN_SIZE,
     DEFAULT_STATE_SIZE,
@@ -64,69 +64,29 @@ _QUICK_ROUNDS = 20
 _AGREEMENT_TOKENS = 16
 _LEAST_AGREEMENT = 0.5
 
-_T = TypeVar("_T", int, float)
-
-
-def _numbers(kind: type[_T], least: float) -> Callable[[str], tuple[_T, ...]]:
-    """An argument type: numbers separated by commas, none below the least."""
-
-    def parse(text: str) -> tuple[_T, ...]:
-        try:
-            values = tuple(kind(part) for part in text.split(","))
-        except ValueError:
-            raise argparse.ArgumentTypeError(
-                f"wanted {kind.__name__} numbers separated by commas, got {text!r}"
-            ) from None
-        if any(not math.isfinite(value) or value < least for value in values):
-            raise argparse.ArgumentTypeError(f"wanted numbers of at least {least}, got {text!r}")
-        return tuple(dict.fromkeys(values))
-
-    return parse
-
-
-def _size(text: str) -> int:
-    """An argument type: one positive integer."""
-    (value,) = _numbers(int, 1)(text)[:1]
-    return value
-
-
-def _names(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
-    """An argument type: some of the choices, separated by commas."""
-
-    def parse(text: str) -> tuple[str, ...]:
-        values = tuple(dict.fromkeys(text.split(",")))
-        for value in values:
-            if value not in choices:
-                raise argparse.ArgumentTypeError(
-                    f"wanted some of {','.join(choices)}, got {value!r}"
-                )
-        return values
-
-    return parse
-
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `wts bench head` to a parser."""
-    integers = _numbers(int, 1)
+    integers = numbers(int, 1)
     add = parser.add_argument
     add("--grid", action="store_true", help="all points that have a goal; other options filter")
     add(
         "--head",
-        type=_names(HEAD_KINDS),
+        type=names(HEAD_KINDS),
         default=("markov",),
         metavar="HEAD,..",
         help=f"some of {', '.join(HEAD_KINDS)}; default markov",
     )
     add(
         "--hidden-size",
-        type=_size,
+        type=size,
         default=DEFAULT_HIDDEN_SIZE,
         metavar="H",
         help=f"of heads that read hidden states, default {DEFAULT_HIDDEN_SIZE}",
     )
     add(
         "--state-size",
-        type=_size,
+        type=size,
         default=DEFAULT_STATE_SIZE,
         metavar="G",
         help=f"of Domino heads, a multiple of 32, default {DEFAULT_STATE_SIZE}",
@@ -135,9 +95,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--rank", type=integers, metavar="R,..", help="default 256")
     add("--batch", type=integers, metavar="B,..", help="default 1,4")
     add("--steps", type=integers, metavar="K,..", help="default 1,7,16")
-    add("--temperature", type=_numbers(float, 0), metavar="T,..", help="default 0")
-    add("--cache", type=_names(_CACHES), metavar="C,..", help="default cold,warm; grid: cold")
-    add("--paths", type=_names(PATHS), metavar="P,..", help="default: all that this machine has")
+    add("--temperature", type=numbers(float, 0), metavar="T,..", help="default 0")
+    add("--cache", type=names(_CACHES), metavar="C,..", help="default cold,warm; grid: cold")
+    add("--paths", type=names(PATHS), metavar="P,..", help="default: all that this machine has")
     add("--rounds", type=int, metavar="N", help=f"samples per point, default {_ROUNDS}")
     add("--quick", action="store_true", help=f"{_QUICK_ROUNDS} samples, L2 cold only")
     add(

@@ -82,7 +82,7 @@ _BY_BENCH: dict[str, dict[str, _Field]] = {
         "draft": _Field(kind=str),
         "block": _Field(kind=int, least=1),
         "concurrency": _Field(kind=int, least=1),
-        "accept": _Field(kind=str, choices=("trained", "checkpoint", "simulated")),
+        "accept": _Field(kind=str, choices=("trained", "checkpoint", "random", "simulated")),
         "tokens_per_s": _Field(kind=float, least=0),
         "round_us": _Field(kind=float, least=0),
         "accepted_length": _Field(kind=float, least=0),

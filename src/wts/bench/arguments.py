@@ -1,0 +1,50 @@
+"""Types of command-line arguments that the benchmarks share."""
+
+from __future__ import annotations
+
+import argparse
+import math
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+__all__ = ["names", "numbers", "size"]
+
+_T = TypeVar("_T", int, float)
+
+
+def numbers(kind: type[_T], least: float) -> Callable[[str], tuple[_T, ...]]:
+    """An argument type: numbers separated by commas, none below the least."""
+
+    def parse(text: str) -> tuple[_T, ...]:
+        try:
+            values = tuple(kind(part) for part in text.split(","))
+        except ValueError:
+            raise argparse.ArgumentTypeError(
+                f"wanted {kind.__name__} numbers separated by commas, got {text!r}"
+            ) from None
+        if any(not math.isfinite(value) or value < least for value in values):
+            raise argparse.ArgumentTypeError(f"wanted numbers of at least {least}, got {text!r}")
+        return tuple(dict.fromkeys(values))
+
+    return parse
+
+
+def size(text: str) -> int:
+    """An argument type: one positive integer."""
+    (value,) = numbers(int, 1)(text)[:1]
+    return value
+
+
+def names(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:
+    """An argument type: some of the choices, separated by commas."""
+
+    def parse(text: str) -> tuple[str, ...]:
+        values = tuple(dict.fromkeys(text.split(",")))
+        for value in values:
+            if value not in choices:
+                raise argparse.ArgumentTypeError(
+                    f"wanted some of {','.join(choices)}, got {value!r}"
+                )
+        return values
+
+    return parse

@@ -1,0 +1,367 @@
+"""A run of the serving benchmark: its starts, and what of them is kept.
+
+A run may take several commands. Its records, with its own id, say which points it has; beside them
+are a folder of raw results and logs, and a small file that ties the id to a setting.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import statistics
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any, Self
+
+from wts.bench import record
+from wts.bench.clock import quantile
+from wts.bench.record import Environment, Record
+from wts.bench.serving_paths import Proof, environment_of, plugin_folders, prove
+from wts.bench.serving_setting import Setting
+
+__all__ = ["Outcome", "ServingRun", "Verdict"]
+
+_WORKER = "wts.bench.serving_worker"
+# Lines of a log that are shown where a start failed.
+_TAIL_LINES = 12
+
+Point = tuple[int, float]
+"""Concurrency and temperature."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outcome:
+    """What came of a start.
+
+    Args:
+        num_points: points that were recorded.
+        faults: what went wrong.
+        proof: the line of the log that proves the path, where there is one.
+    """
+
+    num_points: int
+    faults: tuple[str, ...]
+    proof: str | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Greedy texts of a start beside those of SGLang's own head in its first start.
+
+    Args:
+        path: whose texts.
+        repeat: of which start.
+        concurrency: requests at a time.
+        num_equal: requests whose tokens are all the same.
+        num_texts: requests.
+        first_difference: place of the first token that differs in any of them.
+        is_fault: whether SGLang's own texts are always the same, and these are not.
+    """
+
+    path: str
+    repeat: int
+    concurrency: int
+    num_equal: int
+    num_texts: int
+    first_difference: int | None
+    is_fault: bool
+
+    def __str__(self) -> str:
+        first = "" if self.first_difference is None else f", the first at {self.first_difference}"
+        differ = "" if self.num_equal == self.num_texts else f"; others differ{first}"
+        return (
+            f"{self.path}, start {self.repeat + 1}, concurrency {self.concurrency}: "
+            f"{self.num_equal} of {self.num_texts} greedy texts equal those of sglang, "
+            f"start 1{differ}"
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ServingRun:
+    """A run: a setting on a machine, its id and its files.
+
+    Args:
+        setting: what is served.
+        environment: the machine.
+        run_id: of its records.
+        out: root of the results.
+        folder: of raw results and logs.
+        scratch: of what starts share.
+        inherited: environment that starts inherit.
+        ours: see `serving_paths.plugin_folders`.
+        null: see there.
+    """
+
+    setting: Setting
+    environment: Environment
+    run_id: str
+    out: Path
+    folder: Path
+    scratch: Path
+    inherited: Mapping[str, str]
+    ours: Path | None
+    null: Path
+
+    @classmethod
+    def open(
+        cls,
+        setting: Setting,
+        *,
+        environment: Environment,
+        out: Path,
+        scratch: Path,
+        inherited: Mapping[str, str],
+        needs_plugin: bool,
+    ) -> Self:
+        """Go on with the run of this setting, machine and commit in a folder, or begin one.
+
+        Raises:
+            InputError: the plugin is needed and not to be found.
+        """
+        measured = asdict(environment)
+        for varying in ("clock_mhz", "max_clock_mhz"):
+            del measured[varying]
+        folder = out / "serving-runs" / setting.key(measured)
+        about = folder / "run.json"
+        folder.mkdir(parents=True, exist_ok=True)
+        if about.is_file():
+            run_id = str(json.loads(about.read_text(encoding="utf-8"))["run_id"])
+        else:
+            run_id = record.new_run_id()
+            about.write_text(
+                json.dumps({"run_id": run_id, "setting": asdict(setting), "machine": measured})
+                + "\n",
+                encoding="utf-8",
+            )
+        ours, null = plugin_folders(scratch / "plugins", needed=needs_plugin)
+        return cls(
+            setting=setting,
+            environment=environment,
+            run_id=run_id,
+            out=out,
+            folder=folder,
+            scratch=scratch,
+            inherited=inherited,
+            ours=ours,
+            null=null,
+        )
+
+    def records(self) -> list[Record]:
+        """The records of this run so far."""
+        path = self.out / self.environment.gpu / "serving.jsonl"
+        if not path.is_file():
+            return []
+        return [line for line in record.read(path) if line["run_id"] == self.run_id]
+
+    def missing(self, path: str, number: int, points: Sequence[Point]) -> list[Point]:
+        """The points that a start still has to measure."""
+        had = {
+            (line["concurrency"], line["T"])
+            for line in self.records()
+            if line["path"] == path and line["repeat"] == number
+        }
+        return [point for point in points if point not in had]
+
+    def start(self, path: str, number: int, points: Sequence[Point], *, limit_s: float) -> Outcome:
+        """Start an engine, measure points, and record those that are whole and proved.
+
+        Args:
+            path: whose head.
+            number: of the start, from 0.
+            points: what to measure.
+            limit_s: after which the start and all its processes are ended.
+        """
+        name = f"{path}-{number}"
+        results, log = self.folder / f"{name}.new.jsonl", self.folder / f"{name}.log"
+        results.unlink(missing_ok=True)
+        job = {
+            "engine": self.setting.engine,
+            "prompts": self.setting.prompts,
+            "short": self.setting.short,
+            "long": self.setting.long,
+            "repeats": self.setting.repeats,
+            "points": [{"concurrency": c, "temperature": t} for c, t in points],
+        }
+        job_file = self.folder / f"{name}.job.json"
+        job_file.write_text(json.dumps(job), encoding="utf-8")
+        environment = environment_of(
+            path,
+            self.inherited,
+            ours=self.ours,
+            null=self.null,
+            accept_length=self.setting.accept_length,
+            scratch=self.scratch,
+        )
+        command = [sys.executable, "-m", _WORKER, str(job_file), str(results)]
+        status = _run_group(command, environment=environment, log=log, limit_s=limit_s)
+        text = log.read_text(encoding="utf-8", errors="replace")
+        faults = []
+        if status is None:
+            faults.append(f"ended after {limit_s:.0f} s, its time limit; see {log}")
+        elif status != 0:
+            faults.append(f"ended with status {status}:\n{_tail(text)}")
+        measured = [line for line in _lines(results) if line.get("event") == "point"]
+        if not measured:
+            return Outcome(num_points=0, faults=tuple(faults or ["no point measured"]), proof=None)
+        proof = prove(path, text, self.setting.drafter)
+        if isinstance(proof, str):
+            faults.append(f"not recorded: {proof}; see {log}")
+            return Outcome(num_points=0, faults=tuple(faults), proof=None)
+        num_points = 0
+        for line in measured:
+            try:
+                made = self._record(path, number, line, proof)
+            except ValueError as error:
+                faults.append(f"concurrency {line['concurrency']}: {error}")
+                continue
+            with (self.folder / f"{name}.jsonl").open("a", encoding="utf-8") as kept:
+                kept.write(json.dumps(line) + "\n")
+            record.append(self.out, made)
+            num_points += 1
+        results.unlink(missing_ok=True)
+        return Outcome(num_points=num_points, faults=tuple(faults), proof=proof.line.strip())
+
+    def _record(self, path: str, number: int, line: Mapping[str, Any], proof: Proof) -> Record:
+        rounds_us, tokens_per_s, lengths = [], [], []
+        for short, long in zip(line["short"], line["long"], strict=True):
+            seconds = long["seconds"] - short["seconds"]
+            rounds = max(long["rounds"]) - max(short["rounds"])
+            tokens = sum(long["tokens"]) - sum(short["tokens"])
+            drafts = sum(long["rounds"]) - sum(short["rounds"])
+            if min(seconds, rounds, tokens, drafts) <= 0:
+                raise ValueError(
+                    f"the long run has {seconds:.4f} s, {rounds} rounds and {tokens} tokens more "
+                    "than the short one, wanted more of all; pass lengths further apart"
+                )
+            rounds_us.append(seconds / rounds * 1e6)
+            tokens_per_s.append(tokens / seconds)
+            lengths.append(tokens / drafts)
+        setting = self.setting
+        return record.build(
+            self.environment,
+            bench="serving",
+            run_id=self.run_id,
+            path=path,
+            head=setting.head,
+            weights="int8" if path == "wts" else "bf16",
+            V=setting.vocab,
+            r=setting.rank,
+            B=line["concurrency"],
+            K=setting.steps,
+            T=line["temperature"],
+            cache="warm",
+            p50_us=round(quantile(rounds_us, 0.5), 2),
+            p05_us=round(quantile(rounds_us, 0.05), 2),
+            p95_us=round(quantile(rounds_us, 0.95), 2),
+            n=len(rounds_us),
+            inputs=setting.inputs,
+            excludes="",
+            resident_share=proof.resident_share(line["concurrency"]),
+            plan="",  # the plugin makes one for every few batches; its line has no hashes
+            model=setting.model,
+            draft=setting.draft,
+            block=setting.block,
+            concurrency=line["concurrency"],
+            accept=setting.accept,
+            tokens_per_s=round(statistics.median(tokens_per_s), 2),
+            round_us=round(quantile(rounds_us, 0.5), 2),
+            accepted_length=round(statistics.median(lengths), 4),
+            repeat=number,
+        )
+
+    def texts(self) -> list[Verdict]:
+        """Compare the greedy texts of all starts with those of SGLang's own head.
+
+        Returns:
+            None where acceptance is simulated, which commits tokens that nobody verified; where the
+            null head proposes; and before SGLang's own head was started.
+        """
+        if not self.setting.judges_texts:
+            return []
+        texts: dict[tuple[str, int, int], list[list[int]]] = {}
+        for file in sorted(self.folder.glob("*-[0-9]*.jsonl")):
+            path, _, start = file.stem.rpartition("-")
+            if path == "null_head" or not start.isdecimal():
+                continue
+            for line in _lines(file):
+                if line["temperature"] == 0:
+                    texts[path, int(start), line["concurrency"]] = line["texts"]
+        verdicts = []
+        for (path, number, concurrency), given in sorted(texts.items()):
+            wanted = texts.get(("sglang", 0, concurrency))
+            if wanted is None or (path, number) == ("sglang", 0):
+                continue
+            steady = all(
+                other == wanted
+                for (whose, _, requests), other in texts.items()
+                if whose == "sglang" and requests == concurrency
+            )
+            places = [_first_difference(a, b) for a, b in zip(wanted, given, strict=True)]
+            differing = [place for place in places if place is not None]
+            verdicts.append(
+                Verdict(
+                    path=path,
+                    repeat=number,
+                    concurrency=concurrency,
+                    num_equal=len(places) - len(differing),
+                    num_texts=len(places),
+                    first_difference=min(differing, default=None),
+                    is_fault=bool(differing) and steady and path != "sglang",
+                )
+            )
+        return verdicts
+
+
+def _first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
+    if left == right:
+        return None
+    pairs = enumerate(zip(left, right, strict=False))
+    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
+
+
+def _run_group(
+    command: Sequence[str], *, environment: Mapping[str, str], log: Path, limit_s: float
+) -> int | None:
+    """Run a command and end whatever it started.
+
+    Returns:
+        Its exit status; None where it ran out of time.
+    """
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command,
+            env=dict(environment),
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+    try:
+        return process.wait(timeout=max(limit_s, 0))
+    except subprocess.TimeoutExpired:
+        return None
+    finally:
+        # Also after an orderly end: what an engine leaves behind would share the GPU with the next.
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.wait()
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    """The JSON lines of a file; one cut short, of a process that was ended, is left out."""
+    if not path.is_file():
+        return
+    for text in path.read_text(encoding="utf-8").splitlines():
+        try:
+            yield json.loads(text)
+        except json.JSONDecodeError:
+            return
+
+
+def _tail(text: str) -> str:
+    return "\n".join(text.strip().splitlines()[-_TAIL_LINES:])
