@@ -6,7 +6,7 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -187,11 +187,12 @@ def train(
     progress = load_state(run, model, optimiser)
     if progress.step:
         run.say(f"going on from step {progress.step}, {progress.elapsed_s:.0f} s")
+    clock = _Clock(progress.elapsed_s)
     saved = progress.elapsed_s
     resumed = progress.step > 0
     with (run.folder / "log.jsonl").open("a" if resumed else "w", encoding="utf-8") as log:
-        for elapsed in _clock(progress.elapsed_s):
-            progress.elapsed_s = elapsed
+        while True:
+            progress.elapsed_s = clock.read()
             fraction = run.fraction(progress)
             if fraction >= 1:
                 break
@@ -203,23 +204,32 @@ def train(
             norm = nn.utils.clip_grad_norm_(model.parameters(), 1.0)
             optimiser.step()
             progress.step += 1
-            if progress.step % run.log_every == 0:  # reading numbers waits for the GPU
+            if progress.step % run.log_every == 0:
                 numbers = {"loss": loss.detach(), "norm": norm, **numbers}
                 _write(log, run, progress, numbers)
-            if elapsed - saved > run.save_every_s:
+            if progress.elapsed_s - saved > run.save_every_s:
+                progress.elapsed_s = saved = clock.read()
                 save_state(run, model, optimiser, progress)
-                saved = elapsed
+                clock.leave_out_since(saved)
     save_state(run, model, optimiser, progress)
     return progress
 
 
-def _clock(before: float) -> Iterator[float]:
-    """Seconds spent so far, with those of earlier runs."""
-    started = time.monotonic()
-    while True:
-        if torch.cuda.is_available():  # launches run ahead of the GPU, and budgets are its time
+class _Clock:
+    """Seconds spent on steps, with those of earlier runs."""
+
+    def __init__(self, before: float) -> None:
+        self._zero = time.monotonic() - before
+
+    def read(self) -> float:
+        """The seconds so far. Launches run ahead of the GPU, and budgets are its time: waits."""
+        if torch.cuda.is_available():
             torch.cuda.synchronize()
-        yield before + time.monotonic() - started
+        return time.monotonic() - self._zero
+
+    def leave_out_since(self, moment: float) -> None:
+        """Do not count what has passed since a reading."""
+        self._zero += self.read() - moment
 
 
 def _write(log: IO[str], run: Run, progress: Progress, numbers: dict[str, torch.Tensor]) -> None:
