@@ -26,6 +26,7 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("reference", "emulator", "compile"),
     ("walk",),
     ("bench", "sglang", "doctor", "fidelity", "figures"),
+    ("sample",),
     ("demo",),
     ("cli",),
     ("__main__",),
