@@ -41,7 +41,7 @@ from wts.reading import read_head
 from wts.reference import reference_walk
 from wts.walk import Walker
 
-__all__ = ["Estimate", "Prompt", "compare", "draw_prompts", "estimate"]
+__all__ = ["Estimate", "Prompt", "by_domain", "compare", "draw_prompts", "estimate"]
 
 Say = Callable[[str], None]
 _MOST_REQUESTS = 64
@@ -134,6 +134,24 @@ def estimate(
         low=float(low),
         high=float(high),
     )
+
+
+def by_domain(
+    domains: Sequence[str],
+    first: Sequence[tuple[int, int]],
+    second: Sequence[tuple[int, int]],
+) -> dict[str, Any]:
+    """An `Estimate`, as a dictionary, of "all" prompts and of those of each domain.
+
+    Args:
+        domains: of each prompt.
+        first, second: as for `estimate`.
+    """
+    found = {}
+    for domain in ("all", *dict.fromkeys(domains)):
+        rows = [i for i, name in enumerate(domains) if domain in ("all", name)]
+        found[domain] = asdict(estimate([first[i] for i in rows], [second[i] for i in rows]))
+    return found
 
 
 def _ratio(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
@@ -275,18 +293,11 @@ def compare(
     other = run(second_walk)
     domains = [prompt.domain for prompt in prompts]
 
-    def by_domain(second: Sequence[tuple[int, int]]) -> dict[str, Any]:
-        sides = ([(x.committed, x.rounds) for x in one], second)
-        found = {}
-        for domain in ("all", *dict.fromkeys(domains)):
-            rows = [i for i, name in enumerate(domains) if domain in ("all", name)]
-            picked = [[side[i] for i in rows] for side in sides]
-            found[domain] = asdict(estimate(picked[0], picked[1]))
-        return found
-
+    first = [(x.committed, x.rounds) for x in one]
+    second = [(x.committed, x.rounds) for x in other]
     result: dict[str, Any] = {
         "temperature": temperature,
-        "domains": by_domain([(x.committed, x.rounds) for x in other]),
+        "domains": by_domain(domains, first, second),
         "same_text": sum(a.tokens == b.tokens for a, b in zip(one, other, strict=True)) / len(one),
         "per_prompt": [
             {"domain": d, "bf16": [a.committed, a.rounds], "int8": [b.committed, b.rounds]}
@@ -294,7 +305,8 @@ def compare(
         ],
     }
     if not sampled:
-        result["same_states"] = by_domain([(x.shadowed or 0, x.rounds) for x in one])
+        shadowed = [(x.shadowed or 0, x.rounds) for x in one]
+        result["same_states"] = by_domain(domains, first, shadowed)
     return result
 
 

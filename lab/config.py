@@ -189,7 +189,7 @@ _H200 = Recipe(
         intermediate=1536,
     ),
     target_phase=Phase(
-        budget_s=115.0, sequences=64, length=512, lr=2e-3, weight_decay=0.05, chunk=8192
+        budget_s=115.0, sequences=64, length=512, lr=1.5e-3, weight_decay=0.05, chunk=8192
     ),
     drafters=MappingProxyType(
         {
