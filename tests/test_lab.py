@@ -18,6 +18,7 @@ from lab.losses import Terms, projected_loss, step_weights, terms_at
 from lab.run import run_recipe
 from lab.train_drafter import block_loss
 from lab.train_target import text_loss
+from lab.training import Run, train
 from lab_case import (
     CPU,
     NAMES,
@@ -250,6 +251,40 @@ def test_a_drafter_learns_a_text_by_heart(name: str) -> None:
     assert all(weight.grad is not None for weight in drafter.parameters())
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_a_block_is_judged_against_the_text_and_the_target(name: str) -> None:
+    target, shape = random_target(), SMOKE.drafters[name]
+    drafter, blocks = random_drafter(shape), random_blocks(shape)
+    embedding = target.embed_tokens.weight
+    with torch.no_grad():
+        _, stats = block_loss(
+            drafter, target, blocks, fraction=1.0, precision="fp32", chunk=7, with_target=True
+        )
+        rows = iter(zip(stats.ce, stats.accept, stats.hit, strict=True))
+        for text, anchors in zip(blocks.ids, blocks.anchors, strict=True):
+            final, read = target(text[None], read=shape.target_layers)
+            for anchor in anchors.tolist():
+                hidden = drafter.draft_hidden(
+                    embedding[text[anchor]][None, None],
+                    embedding[shape.mask_token],
+                    torch.tensor([[anchor]]),
+                    drafter.context(read[:, :anchor], torch.arange(anchor)[None]),
+                )[0]
+                prev = text[anchor : anchor + 3][None]
+                latent = drafter.latents(hidden, prev, embedding[prev])
+                logits = (hidden @ embedding.T + latent @ drafter.projection.T)[0]
+                for step in range(3):
+                    ce, accept, hit = next(rows)
+                    p = logits[step].softmax(0)
+                    judged = final[0, anchor + step] @ embedding.T
+                    q = judged.softmax(0)
+                    wanted = -p[text[anchor + step + 1]].log()
+                    assert float(ce) == pytest.approx(float(wanted), rel=1e-3)
+                    overlap = float(torch.minimum(p, q).sum())
+                    assert float(accept) == pytest.approx(overlap, abs=1e-4)
+                    assert bool(hit) == (int(logits[step].argmax()) == int(judged.argmax()))
+
+
 def test_the_targets_loss_is_that_of_the_next_token() -> None:
     target = random_target()
     ids = torch.randint(0, 256, (2, 9), generator=torch.Generator().manual_seed(4))
@@ -294,6 +329,33 @@ def test_runs_repeat_and_go_on_where_they_were_stopped(tmp_path: Path) -> None:
         later["vanilla-3.markov_head.markov_w2.weight"],
         first["vanilla-3.markov_head.markov_w2.weight"],
     )
+
+
+def test_a_training_that_was_cut_off_ends_as_if_it_had_not_been(tmp_path: Path) -> None:
+    def run(folder: str, stop_at: int | None) -> dict[str, torch.Tensor]:
+        torch.manual_seed(3)
+        model = torch.nn.Linear(4, 4)
+
+        def losses(step: int, fraction: float) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+            if step == stop_at:
+                raise KeyboardInterrupt
+            inputs = torch.randn(8, 4, generator=torch.Generator().manual_seed(step))
+            assert fraction == step / 9
+            return (model(inputs) - inputs).square().mean(), {}
+
+        settings = Run(
+            folder=tmp_path / folder, phase=SMOKE.target_phase, steps=9, save_every_s=-1.0
+        )
+        try:
+            train(settings, model, losses)
+        except KeyboardInterrupt:
+            assert stop_at is not None
+        return {name: weight.clone() for name, weight in model.state_dict().items()}
+
+    whole = run("whole", None)
+    run("cut", 5)
+    resumed = run("cut", None)
+    assert all(torch.equal(whole[name], resumed[name]) for name in whole)
 
 
 def test_the_large_recipe_fits_what_it_trains_for() -> None:

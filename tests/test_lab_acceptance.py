@@ -82,6 +82,40 @@ def test_greedy_text_is_the_targets_whatever_drafts(name: str, tmp_path: Path) -
             assert one.committed >= 12
             assert one.rounds <= one.committed <= one.rounds * 4
             assert one.shadowed == one.committed
+        # Whoever is done waits for the others, and counts no more.
+        alone = [
+            generate(
+                target, drafter, [prompt], walk, new_tokens=12, temperature=0.0, seed=1, shadow=walk
+            )[0]
+            for prompt in PROMPTS
+        ]
+        assert alone == found
+
+
+def test_the_drafter_has_read_all_that_is_accepted(tmp_path: Path) -> None:
+    target, drafter, _ = load_pair(tmp_path, "gated-3")
+    knowing, seen = Knowing(target, 2), []
+
+    def walk(block: Block, *rest: object) -> torch.Tensor:
+        seen.append((list(knowing.known), block.hidden, block.base_logits))
+        return knowing(block, None, None, None)
+
+    generate(target, drafter, PROMPTS, walk, new_tokens=12, temperature=0.0, seed=1)
+    embedding = target.embed_tokens.weight
+    assert len(seen) == 4
+    for known, hidden, base in seen:
+        for row, (count, text) in enumerate(zip(known, knowing.texts, strict=True)):
+            context = torch.tensor([text[: count - 1]])
+            with torch.no_grad():
+                _, read = target(context, read=drafter.shape.target_layers)
+                wanted = drafter.draft_hidden(
+                    embedding[text[count - 1]][None, None],
+                    embedding[drafter.shape.mask_token],
+                    torch.tensor([[count - 1]]),
+                    drafter.context(read, torch.arange(count - 1)[None]),
+                )[0, 0]
+            torch.testing.assert_close(hidden[row], wanted, rtol=1e-3, atol=1e-3)
+            torch.testing.assert_close(base[row], wanted @ embedding.T, rtol=1e-3, atol=1e-2)
 
 
 @pytest.mark.parametrize("right", [0, 1, 2, 3])
