@@ -32,7 +32,7 @@ from lab.drafter import Drafter
 from lab.target import Target
 from wts.errors import HeadError, InputError
 
-__all__ = ["Kept", "choose_tokens", "export_sample"]
+__all__ = ["Kept", "Place", "choose_places", "choose_tokens", "export_sample", "record_blocks"]
 
 Ids = npt.NDArray[np.int64]
 _FIRST_ANCHOR = 48  # tokens of context that the target has read at least
@@ -73,7 +73,7 @@ def choose_tokens(tokens: Tokens, *, vocab: int, draft_vocab: int, full_vocab: i
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _Place:
+class Place:
     """An anchor in a held-out file: the text up to the end of the block behind it."""
 
     domain: str
@@ -81,15 +81,13 @@ class _Place:
     anchor: int
 
 
-def _choose_places(
-    tokens: Tokens, kept: Kept, *, steps: int, count: int, seed: int
-) -> list[_Place]:
+def choose_places(tokens: Tokens, kept: Kept, *, steps: int, count: int, seed: int) -> list[Place]:
     """Anchors, at most one in a file, whose block is kept; domains take turns."""
     generator = np.random.default_rng(seed)
     known = np.zeros(int(max(tokens.ids.max(), kept.target.max())) + 1, dtype=bool)
     known[kept.target] = True
     ends = np.append(tokens.starts[1:], len(tokens.ids))
-    by_domain: dict[int, list[_Place]] = {}
+    by_domain: dict[int, list[Place]] = {}
     for file in generator.permutation(len(tokens.starts)).tolist():
         start, end = int(tokens.starts[file]), int(ends[file])
         ids = tokens.ids[start:end]
@@ -104,9 +102,9 @@ def _choose_places(
             domain = int(tokens.domains[file])
             text = tuple(ids[: place + steps + 1].tolist())
             by_domain.setdefault(domain, []).append(
-                _Place(domain=DOMAINS[domain], text=text, anchor=place)
+                Place(domain=DOMAINS[domain], text=text, anchor=place)
             )
-    found: list[_Place] = []
+    found: list[Place] = []
     while by_domain and len(found) < count:
         for domain in sorted(by_domain):
             found.append(by_domain[domain].pop())
@@ -116,8 +114,8 @@ def _choose_places(
 
 
 @torch.no_grad()
-def _record(
-    target: Target, drafter: Drafter, places: Sequence[_Place], kept: Kept
+def record_blocks(
+    target: Target, drafter: Drafter, places: Sequence[Place], kept: Kept
 ) -> dict[str, torch.Tensor]:
     """Run target and drafter at each place: what a walk reads, and the tokens that follow."""
     device = target.embed_tokens.weight.device
@@ -189,7 +187,7 @@ def export_sample(
         )  # fmt: skip
     full = target.shape.vocab
     kept = choose_tokens(frequent_in, vocab=vocab, draft_vocab=draft_vocab, full_vocab=full)
-    places = _choose_places(recorded_in, kept, steps=shape.steps, count=requests, seed=seed)
+    places = choose_places(recorded_in, kept, steps=shape.steps, count=requests, seed=seed)
     if len(places) < requests:
         raise InputError.mismatch(
             "requests", wanted=f"at most {len(places)}, of so many files", found=requests,
@@ -207,7 +205,7 @@ def export_sample(
     fields = drafter_fields(target.shape, shape)
     fields |= {"vocab_size": vocab, "draft_vocab_size": draft_vocab}
     (out / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
-    recorded = _record(target, drafter, places, kept)
+    recorded = record_blocks(target, drafter, places, kept)
     save_file(recorded, out / "recorded.safetensors", metadata={"format": "pt"})
     about = about | {
         "domains": [place.domain for place in places],

@@ -106,6 +106,9 @@ def run_recipe(
             continue
         say(f"training {name}")
         start = recipe.starts.get(name)
+        if start is not None and not _done(out / start):
+            say(f"{start} is not there: {name} starts from nothing")
+            start = None
         drafter = train_drafter(
             recipe,
             name,

@@ -10,10 +10,11 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
+from lab import fidelity
 from lab.checkpoints import load_drafter, load_target
 from lab.data import Tokens
 from lab.export import choose_tokens, export_sample
-from lab_case import CPU, save_pair
+from lab_case import CPU, save_pair, write_data
 from wts import cli, sample
 from wts.checkpoint import read_config
 from wts.errors import WalkError
@@ -168,6 +169,21 @@ def test_the_demo_and_fidelity_run_on_a_sample(
     assert report["inputs"] == {
         "kind": "recorded", "requests": 6, "steps": 3, "previous_tokens": "recorded",
     }  # fmt: skip
+
+
+def test_fidelity_of_every_drafter_on_its_own_text(tmp_path: Path) -> None:
+    data = write_data(tmp_path / "data")
+    for name in ("vanilla-3", "domino-3"):
+        save_pair(tmp_path / "models", name)
+    out = tmp_path / "out"
+    fidelity.main([str(data), str(tmp_path / "models"), str(out), "--requests", "5"])
+    for name, steps in (("vanilla-3", 3), ("domino-3", 2)):
+        report = json.loads((out / f"{name}.json").read_text())
+        assert report["inputs"]["previous_tokens"] == "recorded"
+        requests = report["inputs"]["requests"]
+        assert 1 <= requests <= 5
+        assert report["steps"]["num_steps"] == requests * steps
+        assert (out / f"{name}.png").stat().st_size > 1000
 
 
 @pytest.mark.skipif(not sample.has_sample(), reason="the sample is not made yet")
