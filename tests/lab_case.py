@@ -1,9 +1,7 @@
-"""What tests of the lab share: a small text, small models, and a trained pair."""
+"""What tests of the lab share: a small text and small models."""
 
 from __future__ import annotations
 
-from dataclasses import replace
-from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -11,9 +9,8 @@ import torch
 import wts
 from lab.checkpoints import save_drafter, save_target
 from lab.config import RECIPES, DrafterShape, Recipe
-from lab.data import byte_encoder, prepare, read_tokens
+from lab.data import byte_encoder, prepare
 from lab.drafter import Drafter
-from lab.run import run_recipe
 from lab.target import Target
 from lab.train_drafter import Blocks
 
@@ -69,19 +66,3 @@ def save_pair(folder: Path, name: str) -> tuple[Path, Path]:
     drafter = random_drafter(SMOKE.drafters[name])
     target = save_target(random_target(), folder / "target", end_token=SMOKE.end_token)
     return save_drafter(drafter, folder / name), target
-
-
-@lru_cache(maxsize=1)
-def _trained(folder: Path) -> Path:
-    data = write_data(folder / "data")
-    recipe = replace(SMOKE, phases=dict.fromkeys(NAMES, replace(SMOKE.target_phase, lr=1e-2)))
-    run_recipe(recipe, data, folder / "models", device=CPU, steps=60)
-    return folder
-
-
-def trained_models(tmp_root: Path) -> Path:
-    """A folder with `data` and `models`, trained for a moment; once in a process."""
-    return _trained(tmp_root)
-
-
-__all__ = ["CPU", "NAMES", "SMOKE", "read_tokens", "trained_models", "write_data"]
