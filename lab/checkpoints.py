@@ -14,7 +14,7 @@ from lab.config import DrafterShape, TargetShape
 from lab.drafter import Drafter
 from lab.target import Target
 
-__all__ = ["load_drafter", "load_target", "save_drafter", "save_target"]
+__all__ = ["load_drafter", "load_target", "save_drafter", "save_target", "write_tensors"]
 
 _HEAD_TYPES = {"markov": "vanilla", "gated": "gated", "rnn": "rnn"}
 
@@ -45,7 +45,13 @@ def _write(folder: Path, fields: dict[str, Any], tensors: dict[str, torch.Tensor
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     held = {name: tensor.detach().bfloat16().cpu().contiguous() for name, tensor in tensors.items()}
-    save_file(held, folder / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(folder / "model.safetensors", held)
+
+
+def write_tensors(path: Path, tensors: dict[str, torch.Tensor]) -> None:
+    """Write a safetensors file that others may read too."""
+    save_file(tensors, path, metadata={"format": "pt"})
+    path.chmod(0o644)
 
 
 def save_target(model: Target, folder: Path, *, end_token: int) -> Path:

@@ -181,7 +181,7 @@ _H200_DRAFTER = DrafterShape(
 )
 # 24 sequences of 40 blocks of 16, or of 90 blocks of 7: 15,000 rows of logits a step.
 _LONG = Phase(budget_s=45.0, sequences=24, length=512, lr=1e-3, anchors=40)
-_SHORT = replace(_LONG, budget_s=30.0, anchors=90)
+_SHORT = replace(_LONG, budget_s=25.0, anchors=90)
 
 _H200 = Recipe(
     target=TargetShape(
@@ -204,9 +204,9 @@ _H200 = Recipe(
         {
             "vanilla-16": _LONG,
             "vanilla-7": _SHORT,
-            "gated-7": replace(_SHORT, budget_s=25.0),
-            "rnn-7": replace(_SHORT, budget_s=25.0),
-            "domino-15": replace(_LONG, budget_s=40.0),
+            "gated-7": replace(_SHORT, budget_s=20.0),
+            "rnn-7": replace(_SHORT, budget_s=35.0),
+            "domino-15": _LONG,
         }
     ),
     starts=MappingProxyType(

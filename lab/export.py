@@ -24,9 +24,8 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 import torch
-from safetensors.torch import save_file
 
-from lab.checkpoints import drafter_fields, load_drafter, load_target
+from lab.checkpoints import drafter_fields, load_drafter, load_target, write_tensors
 from lab.data import DOMAINS, Tokens, read_tokens
 from lab.drafter import Drafter
 from lab.target import Target
@@ -201,12 +200,12 @@ def export_sample(
     tensors = {f"markov_head.{name}": w.bfloat16().cpu().contiguous() for name, w in held.items()}
     tensors["d2t"] = draft - torch.arange(len(draft))
     tensors["token_ids"] = rows.to(torch.int32)
-    save_file(tensors, out / "model.safetensors", metadata={"format": "pt"})
+    write_tensors(out / "model.safetensors", tensors)
     fields = drafter_fields(target.shape, shape)
     fields |= {"vocab_size": vocab, "draft_vocab_size": draft_vocab}
     (out / "config.json").write_text(json.dumps(fields, indent=2) + "\n", encoding="utf-8")
     recorded = record_blocks(target, drafter, places, kept)
-    save_file(recorded, out / "recorded.safetensors", metadata={"format": "pt"})
+    write_tensors(out / "recorded.safetensors", recorded)
     about = about | {
         "domains": [place.domain for place in places],
         "tokens_are": "numbered anew; token_ids in model.safetensors has their ids",

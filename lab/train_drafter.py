@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 
 from lab.config import DrafterShape, Phase, Recipe, loss_of
 from lab.data import Tokens
@@ -120,21 +119,24 @@ def accepted_lengths(stats: RowStats, steps: int) -> dict[str, torch.Tensor]:
     return {"accepted": accept, "accepted_greedy": greedy, "ce": stats.ce.mean()}
 
 
-def start_from(drafter: Drafter, other: nn.Module) -> list[str]:
+def start_from(drafter: Drafter, other: Drafter) -> list[str]:
     """Take over every weight that another drafter has under the same name and shape.
 
-    The projection is taken along between heads whose names for it differ.
+    The projection is taken along only between heads whose latents are alike, Markov and gated ones:
+    to others its biases would be noise, and zero is the better start.
 
     Returns:
         The names of what was not taken over.
     """
+    alike = {drafter.shape.kind, other.shape.kind} <= {"markov", "gated"}
     known = other.state_dict()
-    if "markov_head.markov_w2.weight" in known and drafter.shape.kind == "domino":
-        known["embed_proj.2.weight"] = known["markov_head.markov_w2.weight"]
     left = []
     with torch.no_grad():
-        for name, weight in drafter.state_dict().items():
-            if name in known and known[name].shape == weight.shape:
+        for name, weight in drafter.named_parameters():
+            mine = weight is drafter.projection and not (
+                alike or drafter.shape.kind == other.shape.kind
+            )
+            if not mine and name in known and known[name].shape == weight.shape:
                 weight.copy_(known[name])
             else:
                 left.append(name)

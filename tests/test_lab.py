@@ -16,7 +16,7 @@ from lab.data import DOMAINS, byte_encoder, prepare, read_tokens
 from lab.drafter import Drafter
 from lab.losses import Terms, projected_loss, step_weights, terms_at
 from lab.run import run_recipe
-from lab.train_drafter import block_loss
+from lab.train_drafter import block_loss, start_from
 from lab.train_target import text_loss
 from lab.training import Run, train
 from lab_case import (
@@ -246,9 +246,32 @@ def test_a_drafter_learns_a_text_by_heart(name: str) -> None:
         optimiser.zero_grad()
         loss.backward()
         optimiser.step()
-        found.append(float(loss))
+        found.append(float(loss.detach()))
     assert found[-1] < 0.75 * found[0]
     assert all(weight.grad is not None for weight in drafter.parameters())
+
+
+@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("start", ["vanilla-3", "rnn-3"])
+def test_a_drafter_starts_from_another_ones_weights(name: str, start: str) -> None:
+    drafter, other = Drafter(SMOKE.target, SMOKE.drafters[name]), random_drafter(
+        SMOKE.drafters[start], seed=9
+    )  # fmt: skip
+    drafter.initialise(2)
+    left = start_from(drafter, other)
+    known, found = other.state_dict(), drafter.state_dict()
+    for key, weight in found.items():
+        same = key in known and torch.equal(weight, known[key])
+        assert same == (key not in left) or key.endswith("norm.weight")
+    alike = name == start or (start, name) == ("vanilla-3", "gated-3")
+    if alike:
+        assert torch.equal(drafter.projection, other.projection)
+    else:
+        assert not drafter.projection.any()
+    assert any(key.startswith("layers.0.mlp") for key in found if key not in left)
+    own = {"gated-3": "gate_proj", "rnn-3": "joint_proj", "domino-3": "prefix_gru"}
+    if name in own and name != start:
+        assert any(own[name] in key for key in left)
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -17,10 +17,14 @@ from lab.export import choose_tokens, export_sample
 from lab_case import CPU, save_pair, write_data
 from wts import cli, sample
 from wts.checkpoint import read_config
+from wts.device import GPUS
 from wts.errors import WalkError
+from wts.fidelity import examine
+from wts.planner import plan_residency
 from wts.reading import read_head
 from wts.reference import step_logits
 from wts.sample import load_sample
+from wts.walk import Walker
 
 VOCAB, DRAFT = 40, 25
 
@@ -190,5 +194,13 @@ def test_fidelity_of_every_drafter_on_its_own_text(tmp_path: Path) -> None:
 def test_the_sample_that_ships() -> None:
     found = load_sample()
     assert sum(path.stat().st_size for path in sample.FOLDER.iterdir()) < 12 << 20
-    assert found.inputs.tokens is not None
-    assert found.head.draft_to_target is not None
+    tokens, mapping = found.inputs.tokens, found.head.draft_to_target
+    assert tokens is not None
+    assert mapping is not None
+    report = examine(found.head, found.inputs)
+    assert report["steps"]["flips_where_decided"] == 0
+    # It was trained: many first tokens are those of the text. Random ones would hardly ever be.
+    plan = plan_residency(found.head, GPUS["h200"].with_blocks(8), batch=64, steps=32)
+    walker = Walker(found.head, plan, backend="emulator")
+    drafted = walker(found.inputs.base_logits, found.inputs.anchor, hidden=found.inputs.hidden)
+    assert float((drafted[:, 0] == tokens[:, 0]).double().mean()) > 0.1
