@@ -8,7 +8,8 @@ run, which compares the two at equal states.
 
 The verifier is this project's own loop. On a GPU the int8 walk is the kernel's, on a CPU the
 emulator's, which has the same tokens bit for bit (heads that read hidden states: given the same
-product). OUT gets acceptance.json, acceptance.png, and on a GPU records for benchmarks/results.
+product). OUT gets acceptance.json, a figure of it (`lab.draw`), and on a GPU records for
+benchmarks/results.
 """
 
 from __future__ import annotations
@@ -29,6 +30,7 @@ import torch
 from lab.checkpoints import load_drafter, load_target
 from lab.data import DOMAINS, Tokens, read_tokens
 from lab.drafter import Drafter
+from lab.draw import draw_below
 from lab.generate import Block, Generated, Walk, generate
 from lab.target import Target
 from wts.bench import record
@@ -346,35 +348,6 @@ def records(
     ]
 
 
-def draw_figure(results: dict[str, list[dict[str, Any]]], path: Path) -> None:
-    """Differences with their intervals, a panel for each drafter.
-
-    Args:
-        results: comparisons of each drafter.
-        path: of the picture.
-    """
-    from matplotlib.figure import Figure
-
-    figure = Figure(figsize=(3.2 * len(results) + 1, 3.6), layout="constrained")
-    panels = figure.subplots(1, len(results), sharey=True, squeeze=False)[0]
-    for panel, (name, runs) in zip(panels, results.items(), strict=True):
-        labels = list(runs[0]["domains"])
-        for number, run in enumerate(runs):
-            found = [run["domains"][label] for label in labels]
-            middle = np.array([one["difference"] for one in found])
-            spread = np.abs(np.array([[one["low"], one["high"]] for one in found]).T - middle)
-            place = np.arange(len(labels)) + 0.2 * (number - (len(runs) - 1) / 2)
-            kind = "greedy" if run["temperature"] == 0 else f"T = {run['temperature']:g}"
-            panel.errorbar(middle, place, xerr=spread, fmt="o", capsize=3, label=kind)
-        panel.axvline(0, color="grey", linewidth=0.8)
-        panel.set_yticks(range(len(labels)), labels)
-        lengths = runs[0]["domains"]["all"]
-        panel.set_title(f"{name} ({lengths['first']:.2f} tokens a round)", fontsize=9)
-        panel.set_xlabel("int8 less bf16, tokens a round")
-    panels[0].legend()
-    figure.savefig(path, dpi=150)
-
-
 def main(argv: Sequence[str] | None = None) -> None:
     """Run the command line."""
     parser = argparse.ArgumentParser(prog="lab.acceptance", description=__doc__.split("\n")[0])
@@ -439,7 +412,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                     record.append(args.out / "results", line)
     report = {"run_id": run_id, "new_tokens": args.new_tokens, "drafters": results}
     (args.out / "acceptance.json").write_text(json.dumps(report) + "\n")
-    draw_figure(results, args.out / "acceptance.png")
+    draw_below(args.out, say)
 
 
 def _target_of(drafter: Drafter, models: Path) -> Path | None:

@@ -19,10 +19,10 @@ import torch
 from lab.checkpoints import load_drafter, load_target
 from lab.data import Tokens, read_tokens
 from lab.drafter import Drafter
+from lab.draw import draw_below
 from lab.export import Kept, choose_places, record_blocks
 from lab.target import Target
 from wts.fidelity import Inputs, examine
-from wts.figures import draw_fidelity
 from wts.reading import read_head
 
 __all__ = ["record_whole"]
@@ -88,13 +88,13 @@ def main(argv: Sequence[str] | None = None) -> None:
         inputs = record_whole(target, drafter, tokens, requests=args.requests)
         report = examine(head, inputs, say=say)
         (args.out / f"{name}.json").write_text(json.dumps(report) + "\n", encoding="utf-8")
-        draw_fidelity(report, args.out / f"{name}.png")
         weights, steps = report["weights"], report["steps"]
         say(
             f"{name}: {weights['share_below_crossover']:.1%} of weights below the crossover; error "
             f"of rows int8 {weights['error']['int8']:.4f}, E4M3 {weights['error']['e4m3']:.4f}; "
             f"flips int8 {steps['flip_rate']['int8']:.3%}, E4M3 {steps['flip_rate']['e4m3']:.3%}"
         )
+    draw_below(args.out, say)
 
 
 if __name__ == "__main__":

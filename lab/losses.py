@@ -50,12 +50,12 @@ class RowStats:
 
     Args:
         ce: -ln p[y].
-        accept: probability that a token drawn from p is accepted; 0 where no q was given.
+        accept: probability that a token drawn from p is accepted; None where no q was given.
         hit: 1 where the largest logit is that of the target's largest, or of the text without q.
     """
 
     ce: torch.Tensor
-    accept: torch.Tensor
+    accept: torch.Tensor | None
     hit: torch.Tensor
 
 
@@ -228,4 +228,4 @@ def projected_loss(
         hidden, latent, projection, output, target_hidden, labels, weights / total, terms, chunk,
         judged, torch.is_grad_enabled(),
     )  # fmt: skip
-    return loss, RowStats(ce=ce, accept=accept, hit=hit)
+    return loss, RowStats(ce=ce, accept=None if target_hidden is None else accept, hit=hit)

@@ -111,12 +111,14 @@ def block_loss(
 def accepted_lengths(stats: RowStats, steps: int) -> dict[str, torch.Tensor]:
     """Mean accepted length of a round by teacher forcing, with the token that the target adds.
 
-    `accepted` is that of sampling at T = 1 (0 where the target's distribution was not asked),
+    `accepted` is that of sampling at T = 1, of rows whose target distribution was asked for;
     `accepted_greedy` counts leading steps whose largest logit is right.
     """
-    accept = stats.accept.view(-1, steps).cumprod(1).sum(1).mean() + 1
     greedy = stats.hit.view(-1, steps).cumprod(1).sum(1).mean() + 1
-    return {"accepted": accept, "accepted_greedy": greedy, "ce": stats.ce.mean()}
+    numbers = {"accepted_greedy": greedy, "ce": stats.ce.mean()}
+    if stats.accept is not None:
+        numbers["accepted"] = stats.accept.view(-1, steps).cumprod(1).sum(1).mean() + 1
+    return numbers
 
 
 def start_from(drafter: Drafter, other: Drafter) -> list[str]:

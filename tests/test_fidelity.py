@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -257,6 +258,12 @@ def test_the_command_prints_and_writes_a_report(
     assert printed == json.loads((out / "fidelity.json").read_text())
     assert printed["inputs"]["kind"] == "recorded"
     assert (out / "fidelity.png").stat().st_size > 1000
+    # Where there is no matplotlib the numbers are there all the same.
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, "matplotlib.figure", None)
+        assert main(["fidelity", str(folder), "--out", str(tmp_path / "bare")]) == 0
+    assert [path.name for path in (tmp_path / "bare").iterdir()] == ["fidelity.json"]
+    assert "no figure: matplotlib" in capsys.readouterr().err
     assert main(["fidelity", str(folder), "--batch", "3", "--steps", "2"]) == 0
     printed = json.loads(capsys.readouterr().out)
     assert printed["inputs"]["kind"] == "random"

@@ -3,16 +3,28 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from lab.acceptance import Estimate, bf16_walk, compare, draw_prompts, estimate, int8_walk, main
+from lab.acceptance import (
+    Estimate,
+    bf16_walk,
+    by_domain,
+    compare,
+    draw_prompts,
+    estimate,
+    int8_walk,
+    main,
+    records,
+)
 from lab.checkpoints import load_drafter, load_target
 from lab.data import Tokens, read_tokens
 from lab.drafter import Drafter
+from lab.draw import draw_below
 from lab.generate import Block, _accept_sampled, generate
 from lab.target import Target
 from lab_case import CPU, NAMES, save_pair, write_data
@@ -230,6 +242,25 @@ def test_the_comparison_has_a_row_for_each_prompt(tmp_path: Path) -> None:
     assert found["first"] == sum(r["bf16"][0] for r in rows) / sum(r["bf16"][1] for r in rows)
 
 
+def test_records_say_what_was_compared(tmp_path: Path) -> None:
+    _, _, head = load_pair(tmp_path, "rnn-3")
+    environment = record.Environment(
+        gpu="h200", sms=132, driver="1", cuda="13.0", torch="2.11", sglang=None, commit="c",
+        dirty=False, clock_mhz=1980.0, max_clock_mhz=1980.0,
+    )  # fmt: skip
+    estimates = by_domain(["docs", "cpp"], [(9, 3), (8, 4)], [(9, 3), (8, 2)])
+    lines = records(
+        {"temperature": 1.0, "domains": estimates},
+        environment, head, batch=2, steps=3, run_id="r",
+    )  # fmt: skip
+    assert [line["domain"] for line in lines] == ["all", "docs", "cpp"]
+    assert (lines[2]["accepted_length_a"], lines[2]["accepted_length_b"]) == (2.0, 4.0)
+    assert (lines[2]["head"], lines[2]["K"], lines[2]["T"]) == ("rnn", 3, 1.0)
+    path = record.append(tmp_path, lines[0])
+    assert path == tmp_path / "h200" / "acceptance.jsonl"
+    assert record.read(path) == [lines[0]]
+
+
 def test_the_command_writes_a_report_and_a_figure(tmp_path: Path) -> None:
     data = write_data(tmp_path / "data")
     save_pair(tmp_path / "models", "vanilla-3")
@@ -254,3 +285,21 @@ def test_records_of_acceptance_have_no_times() -> None:
     record.validate(fields)
     with pytest.raises(Exception, match="p50_us: not a field"):
         record.validate(fields | {"p50_us": 1.0})
+
+
+def test_reports_are_drawn_where_there_is_matplotlib(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    one = {"prompts": 3, "first": 2.0, "second": 2.1, "difference": 0.1, "low": 0.0, "high": 0.05}
+    runs = [{"temperature": t, "domains": {"all": one, "docs": one}} for t in (0.0, 1.0)]
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "deep" / "a.json").write_text(json.dumps({"drafters": {"x": runs, "y": runs}}))
+    (tmp_path / "other.json").write_text("[1, 2]")
+    said: list[str] = []
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    assert draw_below(tmp_path, said.append) == []
+    assert "matplotlib: wanted to be installed" in said[0]
+    monkeypatch.undo()
+    assert draw_below(tmp_path, said.append) == [tmp_path / "deep" / "a.png"]
+    assert (tmp_path / "deep" / "a.png").stat().st_size > 1000
+    assert len(said) == 1

@@ -8,12 +8,12 @@ from typing import Any
 
 from wts.errors import InputError
 
-__all__ = ["draw_fidelity"]
+__all__ = ["draw_fidelity", "new_figure"]
 
 _COLOURS = {"int8": "tab:blue", "e4m3": "tab:orange"}
 
 
-def _figure(width: float, height: float) -> Any:
+def new_figure(width: float, height: float) -> Any:
     """A new figure, on no screen.
 
     Raises:
@@ -44,7 +44,7 @@ def draw_fidelity(report: Mapping[str, Any], path: Path) -> Path:
     Raises:
         InputError: matplotlib is not installed.
     """
-    figure = _figure(10.5, 7.5)
+    figure = new_figure(10.5, 7.5)
     panels = figure.subplots(2, 2)
     _draw_magnitudes(panels[0][0], report["weights"])
     _draw_row_errors(panels[0][1], report["weights"])
