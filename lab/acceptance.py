@@ -3,8 +3,9 @@
 Held-out prompts of several domains are continued twice, with the bf16 head and with the int8 walk,
 and compared prompt by prompt: greedy and sampled. The accepted length of a run is tokens per round
 over all its prompts. Its 95 % interval comes from a bootstrap that draws whole prompts, since the
-rounds of one prompt are alike. Greedy runs also draft with the int8 walk at every state of the bf16
-run, which compares the two at equal states.
+rounds of one prompt are alike. The int8 walk also drafts at every state of the bf16 run, with the
+same random numbers: this compares the two at equal states, round by round, and is the sharper one
+where sampled texts soon differ.
 
 The verifier is this project's own loop. On a GPU the int8 walk is the kernel's, on a CPU the
 emulator's, which has the same tokens bit for bit (heads that read hidden states: given the same
@@ -276,8 +277,8 @@ def compare(
 
     Returns:
         `domains`: an `Estimate` for each domain and for "all", as dictionaries; `same_states`: the
-        same at equal states, of greedy runs; `same_text`: share of prompts whose two texts are
-        equal; `per_prompt`: domain and, of both walks, tokens and rounds.
+        same at equal states, those of the bf16 run; `same_text`: share of prompts whose two texts
+        are equal; `per_prompt`: domain and, of both walks, tokens and rounds.
     """
     kind, steps = target.embed_tokens.weight.dtype, drafter.shape.steps
     batch = min(batch, len(prompts))
@@ -291,7 +292,7 @@ def compare(
             batch=batch, new_tokens=new_tokens, temperature=temperature, seed=seed,
         )  # fmt: skip
 
-    one = run(first_walk, None if sampled else second_walk)
+    one = run(first_walk, second_walk)
     other = run(second_walk)
     domains = [prompt.domain for prompt in prompts]
 
@@ -306,9 +307,8 @@ def compare(
             for d, a, b in zip(domains, one, other, strict=True)
         ],
     }
-    if not sampled:
-        shadowed = [(x.shadowed or 0, x.rounds) for x in one]
-        result["same_states"] = by_domain(domains, first, shadowed)
+    shadowed = [(x.shadowed or 0, x.rounds) for x in one]
+    result["same_states"] = by_domain(domains, first, shadowed)
     return result
 
 
@@ -398,10 +398,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 new_tokens=args.new_tokens, temperature=temperature, seed=args.seed,
             )  # fmt: skip
             results.setdefault(name, []).append(result)
-            found = result["domains"]["all"]
+            found, same = result["domains"]["all"], result["same_states"]["all"]
             say(
                 f"{name} T={temperature:g}: bf16 {found['first']:.4f}, int8 {found['second']:.4f}, "
                 f"difference {found['difference']:+.4f} [{found['low']:+.4f}, {found['high']:+.4f}]"
+                f"; at equal states {same['difference']:+.4f} [{same['low']:+.4f}, "
+                f"{same['high']:+.4f}]"
             )
             if environment is not None:
                 for line in records(

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
 import torch
 
@@ -113,7 +113,8 @@ def generate(
         new_tokens: of each request.
         temperature: 0 is greedy.
         seed: of the noise, and of the verifier's random numbers.
-        shadow: another walk over the same greedy blocks; what it drafts is only judged.
+        shadow: another walk over the same blocks, with the same random numbers; what it drafts is
+            only judged.
 
     Returns:
         One for each prompt.
@@ -134,39 +135,60 @@ def generate(
     assert read is not None
     _commit(drafter, context, read, positions)
     sampled = temperature > 0
-    temperatures = torch.full((count,), temperature, device=device) if sampled else None
-    noise = Noise(key=seed, offset=torch.zeros(1, dtype=torch.int64, device=device))
-    vocab = target.shape.vocab
-    logits = None
-    if sampled:
-        kind = target.embed_tokens.weight.dtype
-        logits = torch.zeros(count, steps, vocab, dtype=kind, device=device)
+    own = _Randomness.start(target, count, steps, seed) if sampled else None
+    others = _Randomness.start(target, count, steps, seed) if sampled else None
     rounds, shadowed = torch.zeros_like(batch.known), torch.zeros_like(batch.known)
     wanted = batch.prompts + new_tokens
     while bool((active := batch.known < wanted).any()):
         block = _draft(target, drafter, batch, context)
-        drafts = walk(block, temperatures, noise if sampled else None, logits)
         positions = batch.known[:, None] - 1 + torch.arange(steps + 1, device=device)
+        this = _Round(
+            target=target,
+            drafter=drafter,
+            cache=cache,
+            block=block,
+            positions=positions,
+            temperature=temperature,
+            uniforms=batch.uniforms.gather(1, positions[..., None].expand(-1, -1, 2)),
+        )
         if shadow is not None:
             # First, so that what it leaves in the target's cache is overwritten.
-            other = shadow(block, None, None, None)
-            judged, _ = _verify(target, drafter, block.anchor, other, positions, cache)
-            shadowed += torch.where(active, _accept_greedy(other, judged)[0] + 1, 0)
-        judged, read = _verify(target, drafter, block.anchor, drafts, positions, cache)
-        _commit(drafter, context, read, positions)
-        if logits is not None:
-            uniforms = batch.uniforms.gather(1, positions[..., None].expand(-1, -1, 2))
-            kept, last = _accept_sampled(drafts, logits, judged, temperature, uniforms)
-        else:
-            kept, last = _accept_greedy(drafts, judged)
+            shadowed += torch.where(active, this.judge(shadow, others).kept + 1, 0)
+        found = this.judge(walk, own)
+        _commit(drafter, context, found.read, positions)
         rounds += active
         # What is drafted and not kept is overwritten by the next round.
-        tokens = torch.cat([drafts, drafts[:, :1]], 1).scatter(1, kept[:, None], last[:, None])
+        room = torch.cat([found.drafts, found.drafts[:, :1]], 1)
+        tokens = room.scatter(1, found.kept[:, None], found.last[:, None])
         unread = length - 1 - torch.arange(steps + 1, device=device)
         index = torch.where(active[:, None], positions + 1, unread)
         batch.ids.scatter_(1, index, tokens)
-        batch.known += torch.where(active, kept + 1, 0)
+        batch.known += torch.where(active, found.kept + 1, 0)
     return _results(batch, rounds, None if shadow is None else shadowed, new_tokens)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Randomness:
+    """What a sampled walk draws from and leaves behind.
+
+    Args:
+        noise: of all rounds; two that start alike draw the same.
+        logits: [B, K, V], step logits of the last round.
+    """
+
+    noise: Noise
+    logits: torch.Tensor
+
+    @classmethod
+    def start(cls, target: Target, count: int, steps: int, seed: int) -> Self:
+        weight = target.embed_tokens.weight
+        offset = torch.zeros(1, dtype=torch.int64, device=weight.device)
+        return cls(
+            noise=Noise(key=seed, offset=offset),
+            logits=torch.zeros(
+                count, steps, target.shape.vocab, dtype=weight.dtype, device=weight.device
+            ),
+        )
 
 
 def _start(
@@ -177,13 +199,7 @@ def _start(
         ids[row, : len(prompt)] = torch.tensor(list(prompt))
     known = torch.tensor([len(prompt) for prompt in prompts], device=device)
     generator = torch.Generator().manual_seed(seed)
-    # By request first, so that a longer room leaves those of a shorter one as they are.
-    uniforms = torch.stack(
-        [
-            torch.rand(length, 2, generator=generator.manual_seed(seed * 1_000_003 + row))
-            for row in range(len(prompts))
-        ]
-    )
+    uniforms = torch.rand(len(prompts), length, 2, generator=generator)
     return _Batch(
         ids=ids.to(device), known=known, prompts=known.clone(), uniforms=uniforms.to(device)
     )
@@ -209,23 +225,66 @@ def _draft(target: Target, drafter: Drafter, batch: _Batch, context: Cache) -> B
     return Block(base_logits=hidden @ embedding.T, anchor=anchor, hidden=hidden)
 
 
-def _verify(
-    target: Target,
-    drafter: Drafter,
-    anchor: torch.Tensor,
-    drafts: torch.Tensor,
-    positions: torch.Tensor,
-    cache: Cache,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The target's logits [B, K + 1, V] behind the anchor and each draft, and what it lets read."""
-    final, read = target(
-        torch.cat([anchor[:, None], drafts], 1),
-        read=drafter.shape.target_layers,
-        positions=positions,
-        cache=cache,
-    )
-    assert read is not None
-    return final @ target.embed_tokens.weight.T, read
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Judged:
+    """What the target makes of a draft.
+
+    Args:
+        drafts: int64 [B, K].
+        kept: int64 [B], leading drafts that are accepted.
+        last: int64 [B], the token behind them.
+        read: [B, K + 1, hidden layers], what the target lets the drafter read.
+    """
+
+    drafts: torch.Tensor
+    kept: torch.Tensor
+    last: torch.Tensor
+    read: torch.Tensor
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Round:
+    """One round of all requests, up to what is drafted: any walk can be tried in it.
+
+    Args:
+        target, drafter, cache: of the generation.
+        block: what a walk is given.
+        positions: int64 [B, K + 1], of the anchor and the drafts.
+        temperature: of all.
+        uniforms: fp32 [B, K + 1, 2], the verifier's random numbers at these positions.
+    """
+
+    target: Target
+    drafter: Drafter
+    cache: Cache
+    block: Block
+    positions: torch.Tensor
+    temperature: float
+    uniforms: torch.Tensor
+
+    def judge(self, walk: Walk, randomness: _Randomness | None) -> _Judged:
+        """Draft with a walk and verify; randomness is None where all is greedy."""
+        anchor = self.block.anchor
+        if randomness is None:
+            drafts = walk(self.block, None, None, None)
+        else:
+            temperatures = torch.full(anchor.shape, self.temperature, device=anchor.device)
+            drafts = walk(self.block, temperatures, randomness.noise, randomness.logits)
+        final, read = self.target(
+            torch.cat([anchor[:, None], drafts], 1),
+            read=self.drafter.shape.target_layers,
+            positions=self.positions,
+            cache=self.cache,
+        )
+        assert read is not None
+        judged = final @ self.target.embed_tokens.weight.T
+        if randomness is None:
+            kept, last = _accept_greedy(drafts, judged)
+        else:
+            kept, last = _accept_sampled(
+                drafts, randomness.logits, judged, self.temperature, self.uniforms
+            )
+        return _Judged(drafts=drafts, kept=kept, last=last, read=read)
 
 
 def _accept_greedy(drafts: torch.Tensor, judged: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

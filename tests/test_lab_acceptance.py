@@ -183,10 +183,14 @@ def test_a_sampled_run_repeats_and_differs_from_another_seed(tmp_path: Path) -> 
     target.embed_tokens.weight.mul_(0.1)  # so that sampling is no argmax
     walk = int8_walk(head, batch=3, steps=3, sampled=True, kind=torch.float32)
     runs = [
-        generate(target, drafter, PROMPTS, walk, new_tokens=12, temperature=1.0, seed=seed)
+        generate(
+            target, drafter, PROMPTS, walk, new_tokens=12, temperature=1.0, seed=seed, shadow=walk
+        )
         for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1] != runs[2]
+    # The same walk at the same states, with the same random numbers, gives the same.
+    assert all(one.shadowed == one.committed for run in runs for one in run)
 
 
 def test_intervals_come_from_whole_prompts() -> None:
