@@ -157,12 +157,10 @@ def generate(
         found = this.judge(walk, own)
         _commit(drafter, context, found.read, positions)
         rounds += active
-        # What is drafted and not kept is overwritten by the next round.
+        # What is drafted and not kept is overwritten by the next round, or lies behind the end.
         room = torch.cat([found.drafts, found.drafts[:, :1]], 1)
         tokens = room.scatter(1, found.kept[:, None], found.last[:, None])
-        unread = length - 1 - torch.arange(steps + 1, device=device)
-        index = torch.where(active[:, None], positions + 1, unread)
-        batch.ids.scatter_(1, index, tokens)
+        batch.ids.scatter_(1, positions + 1, tokens)
         batch.known += torch.where(active, found.kept + 1, 0)
     return _results(batch, rounds, None if shadow is None else shadowed, new_tokens)
 
