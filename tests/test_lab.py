@@ -315,7 +315,7 @@ def test_the_targets_loss_is_that_of_the_next_token() -> None:
     logits = hidden @ target.embed_tokens.weight.T
     wanted = torch.nn.functional.cross_entropy(logits.flatten(0, 1), ids[:, 1:].flatten())
     found = text_loss(target, ids, precision="fp32", chunk=5)
-    assert float(found) == pytest.approx(float(wanted), rel=1e-5)
+    assert found.item() == pytest.approx(wanted.item(), rel=1e-5)
 
 
 def weights_in(folder: Path) -> dict[str, torch.Tensor]:

@@ -6,6 +6,8 @@ import torch
 
 from wts.heads import Head
 
+__all__ = ["U32", "decided", "logit_bound"]
+
 U32 = 2.0**-24
 # Significand: half a unit in the last place of 1, and half the distance of the smallest numbers.
 ROUNDOFF = {torch.bfloat16: 2.0**-8, torch.float16: 2.0**-11, torch.float32: U32}
