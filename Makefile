@@ -5,7 +5,10 @@
 # make gpu-bench     the head benchmark, the same way; BENCH_ARGS="--steps 7" and so on
 # make gpu-sanitize  small walks under compute-sanitizer; SANITIZE_ARGS="memcheck" for one tool
 #
-# demo, test and lint set up a local environment in .venv on their first run. They need Python 3.11+.
+# make lab-data      text and code of installed packages as tokens, in LAB_DATA (needs a network once)
+# make lab           train a target and its drafters, compare accepted lengths; LAB_ARGS="--compile"
+#
+# demo, test, lint and lab-data set up a local environment in .venv on their first run. They need Python 3.11+.
 
 PYTHON ?= python3
 VENV   ?= .venv
@@ -25,8 +28,12 @@ endif
 
 PYTEST_ARGS ?= -n auto
 
+LAB_DATA   ?= build/lab/data
+LAB_OUT    ?= build/lab/out
+LAB_RECIPE ?= h200
+
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint gpu-test gpu-bench gpu-sanitize clean
+.PHONY: help demo test lint gpu-test gpu-bench gpu-sanitize lab-data lab clean
 
 help:
 	@sed -n 's/^# \(make .*\)/\1/p' Makefile
@@ -59,6 +66,16 @@ gpu-bench:
 
 gpu-sanitize:
 	PYTHONPATH=src:tests $(PYTHON) tests/gpu/sanitize.py $(SANITIZE_ARGS)
+
+lab-data: $(READY)
+	$(BIN)/python -m pip install --quiet tiktoken
+	$(BIN)/python -m lab.data $(LAB_DATA)
+
+lab:
+	PYTHONPATH=src:. $(PYTHON) -m lab.run $(LAB_DATA) $(LAB_OUT)/models --recipe $(LAB_RECIPE) $(LAB_ARGS)
+	PYTHONPATH=src:. $(PYTHON) -m lab.acceptance $(LAB_DATA) $(LAB_OUT)/models $(LAB_OUT)/acceptance
+	PYTHONPATH=src:. $(PYTHON) -m lab.fidelity $(LAB_DATA) $(LAB_OUT)/models $(LAB_OUT)/fidelity
+	PYTHONPATH=src:. $(PYTHON) -m lab.export $(LAB_DATA) $(LAB_OUT)/models $(LAB_OUT)/sample
 
 clean:
 	rm -rf $(VENV) build dist src/*.egg-info .pytest_cache .mypy_cache .ruff_cache .hypothesis

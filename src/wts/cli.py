@@ -1,4 +1,4 @@
-"""The command line: wts demo | plan | walk | doctor | bench.
+"""The command line: wts demo | plan | walk | fidelity | doctor | bench.
 
 Results go to standard output, progress and errors to standard error. An error that names its cause
 (`WalkError`) is one line and exit status 2.
@@ -129,6 +129,32 @@ def _parser() -> argparse.ArgumentParser:
         "--d2t", choices=_READINGS, default="auto", help="how the drafter's d2t is meant"
     )
     walk.set_defaults(run=_walk)
+
+    fidelity = commands.add_parser(
+        "fidelity", help="what int8 does to a head, its logits and its tokens, as JSON"
+    )
+    fidelity.add_argument("head", type=Path, metavar="CHECKPOINT", help="drafter folder")
+    fidelity.add_argument(
+        "--inputs",
+        type=Path,
+        metavar="FILE",
+        help="recorded inputs, safetensors with base_logits [B, K, V], anchor [B], for heads that "
+        "read it hidden [B, K, H], and perhaps tokens [B, K]; random ones by default",
+    )
+    fidelity.add_argument(
+        "--target", type=Path, metavar="DIR", help="target model's folder, for a Domino drafter"
+    )
+    fidelity.add_argument("--batch", type=int, default=16, metavar="B", help="of random inputs")
+    fidelity.add_argument("--steps", type=int, default=7, metavar="K", help="of random inputs")
+    fidelity.add_argument("--seed", type=int, default=0, help="of random inputs")
+    fidelity.add_argument(
+        "--out", type=Path, metavar="DIR", help="write fidelity.json and fidelity.png there"
+    )
+    fidelity.add_argument("--device", default="cpu", help="where to compute: cpu (default) or cuda")
+    fidelity.add_argument(
+        "--d2t", choices=_READINGS, default="auto", help="how the drafter's d2t is meant"
+    )
+    fidelity.set_defaults(run=_fidelity)
 
     doctor = commands.add_parser("doctor", help="say what this machine can run, and why not")
     doctor.set_defaults(run=_doctor)
@@ -276,34 +302,9 @@ def _spec_to_walk(args: argparse.Namespace) -> GpuSpec:
 
 
 def _read_head(args: argparse.Namespace) -> AnyHead:
-    """Read a drafter's head, of the kind that its folder says."""
-    from wts.checkpoint import read_config
-    from wts.domino import DominoHead
-    from wts.heads import MarkovHead
-    from wts.recurrent import GatedHead, RnnHead
+    from wts.reading import read_head
 
-    config = read_config(args.head)
-    if config.domino is not None:
-        if args.target is None:
-            raise InputError.mismatch(
-                "target",
-                wanted="the folder of the target model, whose embedding a Domino head reads",
-                found="none",
-                fix="pass --target DIR",
-            )
-        return DominoHead.from_checkpoint(args.head, target=args.target, d2t_reading=args.d2t)
-    if args.target is not None:
-        raise InputError.mismatch(
-            "target",
-            wanted="none: only a Domino head reads its target's embedding",
-            found=args.target,
-            fix="leave it out",
-        )
-    if config.markov_head_type == "gated":
-        return GatedHead.from_checkpoint(args.head, d2t_reading=args.d2t)
-    if config.markov_head_type == "rnn":
-        return RnnHead.from_checkpoint(args.head, d2t_reading=args.d2t)
-    return MarkovHead.from_checkpoint(args.head, d2t_reading=args.d2t)
+    return read_head(args.head, target=args.target, d2t_reading=args.d2t)
 
 
 def _read_hidden(args: argparse.Namespace, head: AnyHead) -> torch.Tensor | None:
@@ -350,6 +351,40 @@ def _read_steps(path: Path, name: str, last: str) -> torch.Tensor:
             fix="reshape it",
         )
     return value if value.ndim == 3 else value[None]
+
+
+def _fidelity(args: argparse.Namespace) -> int:
+    for name, value in (("batch", args.batch), ("steps", args.steps)):
+        if value < 1:
+            raise InputError.mismatch(name, wanted="at least 1", found=value, fix="ask for more")
+    say = _sayer()
+    say("loading torch")
+    import torch
+
+    from wts import fidelity
+    from wts.figures import draw_fidelity
+    from wts.reading import read_head
+
+    if args.device.startswith("cuda") and not torch.cuda.is_available():
+        raise DeviceError.mismatch(
+            "device", wanted="a GPU that torch can use", found="none", fix="leave out --device"
+        )
+    say(f"reading the head of {args.head}")
+    head = read_head(args.head, target=args.target, device=args.device, d2t_reading=args.d2t)
+    if args.inputs is None:
+        inputs = fidelity.draw_inputs(head, requests=args.batch, steps=args.steps, seed=args.seed)
+    else:
+        inputs = fidelity.read_inputs(args.inputs, head)
+    report = fidelity.examine(head, inputs, say=say)
+    if args.out is not None:
+        args.out.mkdir(parents=True, exist_ok=True)
+        (args.out / "fidelity.json").write_text(json.dumps(report) + "\n", encoding="utf-8")
+        try:
+            draw_fidelity(report, args.out / "fidelity.png")
+        except InputError as error:  # the numbers are there all the same
+            say(f"no figure: {error}")
+    print(json.dumps(report))
+    return 0
 
 
 def _doctor(args: argparse.Namespace) -> int:

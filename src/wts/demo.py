@@ -3,6 +3,7 @@
 With a Hopper GPU: a head of Qwen3's vocabulary walks on the device, its tokens are compared with
 the emulator's, and the walk is timed beside step-wise torch. Without one: the emulator executes
 the plan of a few blocks, each as full as in the real thing, and is compared with the reference.
+Then the head that ships with the package, if it is there, drafts behind real text.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from wts.heads import MarkovHead
+    from wts.sample import Sample
     from wts.walk import Walker
 
 __all__ = ["run"]
@@ -33,6 +35,7 @@ _SMALL_VOCAB = 8_209
 _SMALL_BLOCKS = 8
 _SEED = 7
 _TIMED_ROUNDS = 30
+_SHOWN = 4
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -60,6 +63,18 @@ def run(*, batch: int, steps: int, head_folder: Path | None, say: Say) -> bool:
     """
     say("loading torch")
     obstacle = device_obstacle()
+    from wts.sample import has_sample, load_sample
+
+    right = _main_job(obstacle, batch, steps, head_folder, say)
+    if head_folder is None and has_sample():
+        right &= _on_sample(load_sample(), obstacle is None, say)
+    return right
+
+
+def _main_job(
+    obstacle: str | None, batch: int, steps: int, head_folder: Path | None, say: Say
+) -> bool:
+    """Walk one block where nothing is in the way, else on the CPU."""
     if obstacle is None:
         head = _head(head_folder, _REAL_VOCAB, say)
         try:
@@ -124,6 +139,50 @@ def _on_cpu(head: MarkovHead, spec: GpuSpec, block: _Block, say: Say) -> bool:
         else f"{num_wrong} tokens are further from the reference's best than quantisation explains"
     )
     return num_wrong == 0
+
+
+def _on_sample(sample: Sample, with_device: bool, say: Say) -> bool:
+    """Draft behind real text, on every backend there is, and compare."""
+    from wts.planner import plan_residency
+    from wts.walk import Walker
+
+    head, inputs = sample.head, sample.inputs
+    batch, steps, _ = inputs.base_logits.shape
+    spec = LOCAL if with_device else GPUS["h200"].with_blocks(_SMALL_BLOCKS)
+    plan = plan_residency(head, spec, batch=batch, steps=steps)
+    say(f"drafting {batch} x {steps} tokens behind real text with a trained head")
+    int8 = Walker(head, plan, backend="emulator")(
+        inputs.base_logits, inputs.anchor, hidden=inputs.hidden
+    )
+    formula = Walker(head, plan, backend="reference")(
+        inputs.base_logits, inputs.anchor, hidden=inputs.hidden
+    )
+    print(f"\nA trained {head.kind} head of {head.vocab} tokens, behind real text:")
+    for row in range(min(batch, _SHOWN)):
+        anchor, drafted = inputs.anchor[row : row + 1], int8[row]
+        real = drafted[:0] if inputs.tokens is None else inputs.tokens[row]
+        texts = [sample.text_of(tokens) for tokens in (anchor, drafted, real)]
+        if None in texts:
+            texts = [" ".join(map(str, t.tolist())) for t in (anchor, drafted, real)]
+        print(f"  {texts[0]!r} -> {texts[1]!r}, in the file {texts[2]!r}")
+    print(
+        "emulator (int8 head) and reference (unquantised head) agree on "
+        f"{_num_same(int8, formula)} of {int8.numel()} tokens"
+    )
+    if not with_device:
+        return True
+    try:
+        walker = Walker(head, plan, backend="device")
+    except (CompileError, DeviceError) as error:
+        print(f"no walk of it on the GPU: {error}")
+        return True
+    hidden = None if inputs.hidden is None else inputs.hidden.cuda()
+    tokens = walker(inputs.base_logits.cuda(), inputs.anchor.cuda(), hidden=hidden)
+    walker.check()
+    num_same = _num_same(tokens, int8)
+    print(f"device and emulator agree on {num_same} of {int8.numel()} tokens")
+    # What hidden states add is a library's product: near-ties may differ there, and there only.
+    return num_same == int8.numel() or hidden is not None
 
 
 def _on_device(walker: Walker, block: _Block, say: Say) -> bool:

@@ -17,7 +17,7 @@ from wts.pack import PackedHead, QuantisedLatents, load_rows
 from wts.plan import TILE_ROWS, ResidencyPlan
 from wts.weights import DTYPE_OF
 
-__all__ = ["Emulator"]
+__all__ = ["Emulator", "int8_logits"]
 
 
 def ordered_key(score: torch.Tensor) -> torch.Tensor:
@@ -32,6 +32,34 @@ def ordered_key(score: torch.Tensor) -> torch.Tensor:
     bits = (score + 0.0).view(torch.int32)
     bits = torch.where(score.isnan(), torch.full_like(bits, 0x7FFFFFFF), bits)
     return bits ^ ((bits >> 31) & 0x7FFFFFFF)
+
+
+def int8_logits(
+    levels: torch.Tensor,
+    row_scale: torch.Tensor,
+    base: torch.Tensor,
+    latents: QuantisedLatents | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Step logits of the int8 head, rounding by rounding.
+
+    Args:
+        levels: fp32 [V, r], integers up to 127.
+        row_scale: fp32 [V].
+        base: fp32 [B, V], base logits.
+        latents: quantised; None for a step that the head has no part in.
+        dtype: of the step.
+
+    Returns:
+        [B, V] in `dtype`.
+    """
+    if latents is None:
+        return base.to(dtype)
+    high, low, latent_scale = latents
+    # Each plane's dot is below 2^24, so fp32 sums it exactly in any order.
+    dot = 256 * (high.float() @ levels.T).int() + (low.float() @ levels.T).int()
+    scale = row_scale[None, :] * latent_scale[:, None]
+    return (base + dot.float() * scale).to(dtype)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -117,13 +145,9 @@ class Emulator:
         plan = self.plan
         padded = torch.full((len(base), plan.padded_vocab), float("-inf"))
         padded[:, : plan.vocab] = base[:, : plan.vocab].float()
-        if latents is not None:
-            high, low, latent_scale = latents
-            # Each plane's dot is below 2^24, so fp32 sums it exactly in any order.
-            dot = 256 * (high.float() @ levels.T).int() + (low.float() @ levels.T).int()
-            scale = self.packed.row_scale[None, :] * latent_scale[:, None]
-            padded += dot.float() * scale
-        return padded.to(DTYPE_OF[plan.step_type]).float()
+        return int8_logits(
+            levels, self.packed.row_scale, padded, latents, DTYPE_OF[plan.step_type]
+        ).float()
 
     def _select(self, scores: torch.Tensor) -> torch.Tensor:
         """Draft id of each request: best of a warp, of a block, of all blocks."""

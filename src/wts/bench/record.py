@@ -56,15 +56,7 @@ _COMMON: dict[str, _Field] = {
     "B": _Field(kind=int, least=1),
     "K": _Field(kind=int, least=1),
     "T": _Field(kind=float, least=0),
-    "cache": _Field(kind=str, choices=("cold", "cold_read", "warm")),
-    "p50_us": _Field(kind=float, least=0),
-    "p05_us": _Field(kind=float, least=0),
-    "p95_us": _Field(kind=float, least=0),
-    "n": _Field(kind=int, least=1),
     "inputs": _Field(kind=str, choices=("random", "recorded")),
-    "excludes": _Field(kind=str, choices=("", "lm_head"), may_be_empty=True),
-    "resident_share": _Field(kind=float, least=0, most=1),
-    "plan": _Field(kind=str, may_be_empty=True),
     "gpu": _Field(kind=str),
     "sms": _Field(kind=int, least=1),
     "driver": _Field(kind=str),
@@ -75,6 +67,19 @@ _COMMON: dict[str, _Field] = {
     "dirty": _Field(kind=bool),
     "time": _Field(kind=str),
 }
+
+# Of every benchmark that times something.
+_TIMED: dict[str, _Field] = {
+    "cache": _Field(kind=str, choices=("cold", "cold_read", "warm")),
+    "p50_us": _Field(kind=float, least=0),
+    "p05_us": _Field(kind=float, least=0),
+    "p95_us": _Field(kind=float, least=0),
+    "n": _Field(kind=int, least=1),
+    "excludes": _Field(kind=str, choices=("", "lm_head"), may_be_empty=True),
+    "resident_share": _Field(kind=float, least=0, most=1),
+    "plan": _Field(kind=str, may_be_empty=True),
+}
+_UNTIMED = ("fidelity", "acceptance")
 
 _BY_BENCH: dict[str, dict[str, _Field]] = {
     "serving": {
@@ -260,7 +265,8 @@ def validate(record: Mapping[str, object]) -> None:
     if "bench" not in record:
         raise InputError("bench: missing; every record says which benchmark wrote it")
     _check("bench", _COMMON["bench"], record["bench"])
-    required = _COMMON | _BY_BENCH.get(str(record["bench"]), {})
+    timed = record["bench"] not in _UNTIMED
+    required = _COMMON | (_TIMED if timed else {}) | _BY_BENCH.get(str(record["bench"]), {})
     for name in required:
         if name not in record:
             raise InputError(f"{name}: missing from the record")
@@ -269,6 +275,8 @@ def validate(record: Mapping[str, object]) -> None:
         if name not in known:
             raise InputError(f"{name}: not a field of a {record['bench']} record")
         _check(name, known[name], value)
+    if not timed:
+        return
     p05, p50, p95 = (float(str(record[name])) for name in ("p05_us", "p50_us", "p95_us"))
     if not p05 <= p50 <= p95:
         raise InputError(f"p05_us, p50_us, p95_us: wanted them in order, found {p05}, {p50}, {p95}")

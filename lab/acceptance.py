@@ -1,0 +1,425 @@
+"""Does int8 change the accepted length? `python -m lab.acceptance DATA MODELS OUT`.
+
+Held-out prompts of several domains are continued twice, with the bf16 head and with the int8 walk,
+and compared prompt by prompt: greedy and sampled. The accepted length of a run is tokens per round
+over all its prompts. Its 95 % interval comes from a bootstrap that draws whole prompts, since the
+rounds of one prompt are alike. The int8 walk also drafts at every state of the bf16 run, with the
+same random numbers: this compares the two at equal states, round by round, and is the sharper one
+where sampled texts soon differ.
+
+The verifier is this project's own loop. On a GPU the int8 walk is the kernel's, on a CPU the
+emulator's, which has the same tokens bit for bit (heads that read hidden states: given the same
+product). OUT gets acceptance.json, a figure of it (`lab.draw`), and on a GPU records for
+benchmarks/results.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from lab.checkpoints import load_drafter, load_target
+from lab.data import DOMAINS, Tokens, read_tokens
+from lab.drafter import Drafter
+from lab.draw import draw_below
+from lab.generate import Block, Generated, Walk, generate
+from lab.target import Target
+from wts.bench import record
+from wts.cells import AnyHead
+from wts.device import GPUS, LOCAL
+from wts.noise import Noise
+from wts.numbers import NumberType
+from wts.planner import plan_residency
+from wts.reading import read_head
+from wts.reference import reference_walk
+from wts.walk import Walker
+
+__all__ = ["Estimate", "Prompt", "by_domain", "compare", "draw_prompts", "estimate"]
+
+Say = Callable[[str], None]
+_MOST_REQUESTS = 64
+_NUMBER_TYPES: dict[torch.dtype, NumberType] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Prompt:
+    """The beginning of a held-out file."""
+
+    domain: str
+    tokens: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Estimate:
+    """Accepted lengths of two runs over the same prompts.
+
+    Args:
+        prompts: how many.
+        first, second: tokens per round of the bf16 head and of the int8 walk.
+        difference: second less first.
+        low, high: 95 % interval of the difference.
+    """
+
+    prompts: int
+    first: float
+    second: float
+    difference: float
+    low: float
+    high: float
+
+
+def draw_prompts(
+    tokens: Tokens, *, per_domain: int, shortest: int, longest: int, seed: int
+) -> list[Prompt]:
+    """Beginnings of held-out files, of each domain as many as there are, at most `per_domain`.
+
+    Args:
+        tokens: the validation side.
+        per_domain: prompts of a domain.
+        shortest, longest: tokens of a prompt, drawn evenly; a file has to have at least twice
+            `shortest`.
+        seed: of the draw.
+    """
+    generator = np.random.default_rng(seed)
+    ends = np.append(tokens.starts[1:], len(tokens.ids))
+    found = []
+    for number, domain in enumerate(DOMAINS):
+        long_enough = ends - tokens.starts > 2 * shortest
+        files = np.flatnonzero((tokens.domains == number) & long_enough)
+        for file in generator.permutation(files)[:per_domain]:
+            most = min(longest, int(ends[file] - tokens.starts[file]) - 1)
+            length = int(generator.integers(shortest, most + 1))
+            start = int(tokens.starts[file])
+            ids = tuple(tokens.ids[start : start + length].tolist())
+            found.append(Prompt(domain=domain, tokens=ids))
+    return found
+
+
+def estimate(
+    first: Sequence[tuple[int, int]],
+    second: Sequence[tuple[int, int]],
+    *,
+    resamples: int = 10_000,
+    seed: int = 0,
+) -> Estimate:
+    """Compare accepted lengths, prompt by prompt.
+
+    Args:
+        first, second: tokens and rounds of each prompt, in the same order.
+        resamples: of the bootstrap; each draws as many prompts as there are, with replacement.
+        seed: of its draws.
+    """
+    one, other = np.array(first, np.float64), np.array(second, np.float64)
+    count = len(one)
+    generator = np.random.default_rng(seed)
+    differences = []
+    for begin in range(0, resamples, 1000):
+        size = min(1000, resamples - begin)
+        times = generator.multinomial(count, np.full(count, 1 / count), size).astype(np.float64)
+        differences.append(_ratio(times @ other) - _ratio(times @ one))
+    low, high = np.quantile(np.concatenate(differences), [0.025, 0.975])
+    lengths = [float(_ratio(side.sum(0)[None])[0]) for side in (one, other)]
+    return Estimate(
+        prompts=count,
+        first=lengths[0],
+        second=lengths[1],
+        difference=lengths[1] - lengths[0],
+        low=float(low),
+        high=float(high),
+    )
+
+
+def by_domain(
+    domains: Sequence[str],
+    first: Sequence[tuple[int, int]],
+    second: Sequence[tuple[int, int]],
+) -> dict[str, Any]:
+    """An `Estimate`, as a dictionary, of "all" prompts and of those of each domain.
+
+    Args:
+        domains: of each prompt.
+        first, second: as for `estimate`.
+    """
+    found = {}
+    for domain in ("all", *dict.fromkeys(domains)):
+        rows = [i for i, name in enumerate(domains) if domain in ("all", name)]
+        found[domain] = asdict(estimate([first[i] for i in rows], [second[i] for i in rows]))
+    return found
+
+
+def _ratio(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
+    ratio: npt.NDArray[np.float64] = sums[:, 0] / sums[:, 1]
+    return ratio
+
+
+# ---- the two walks -----------------------------------------------------------------------------
+
+
+def bf16_walk(head: AnyHead) -> Walk:
+    """The formula of the unquantised head, where the head is."""
+
+    def walk(
+        block: Block,
+        temperatures: torch.Tensor | None,
+        noise: Noise | None,
+        logits_out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        with block.base_logits.device:  # its random words too
+            return reference_walk(
+                head,
+                block.base_logits,
+                block.anchor,
+                hidden=None if head.hidden_size is None else block.hidden.bfloat16(),
+                temperatures=temperatures,
+                noise=noise,
+                logits_out=logits_out,
+            )
+
+    return walk
+
+
+def int8_walk(head: AnyHead, *, batch: int, steps: int, sampled: bool, kind: torch.dtype) -> Walk:
+    """The package's walk: on the GPU that the head is on, or the emulator's."""
+    on_gpu = head.table.is_cuda
+    plan = plan_residency(
+        head,
+        LOCAL if on_gpu else GPUS["h200"],
+        batch=batch,
+        steps=steps,
+        sampled=sampled,
+        base_type=_NUMBER_TYPES[kind],
+    )
+    walker = Walker(head, plan, backend="device" if on_gpu else "emulator")
+
+    def walk(
+        block: Block,
+        temperatures: torch.Tensor | None,
+        noise: Noise | None,
+        logits_out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        tokens = walker(
+            block.base_logits,
+            block.anchor,
+            hidden=None if head.hidden_size is None else block.hidden.bfloat16(),
+            temperatures=temperatures,
+            noise=noise,
+            logits_out=logits_out,
+        )
+        walker.check()
+        return tokens
+
+    return walk
+
+
+# ---- the experiment ----------------------------------------------------------------------------
+
+
+def _all(
+    target: Target,
+    drafter: Drafter,
+    prompts: Sequence[Prompt],
+    walk: Walk,
+    shadow: Walk | None,
+    *,
+    batch: int,
+    new_tokens: int,
+    temperature: float,
+    seed: int,
+) -> list[Generated]:
+    found = []
+    for first in range(0, len(prompts), batch):
+        some = prompts[first : first + batch]
+        found += generate(
+            target,
+            drafter,
+            [prompt.tokens for prompt in some],
+            walk,
+            new_tokens=new_tokens,
+            temperature=temperature,
+            seed=seed + first,
+            shadow=shadow,
+        )
+    return found
+
+
+def compare(
+    target: Target,
+    drafter: Drafter,
+    head: AnyHead,
+    prompts: Sequence[Prompt],
+    *,
+    new_tokens: int,
+    temperature: float,
+    seed: int = 0,
+    batch: int = _MOST_REQUESTS,
+) -> dict[str, Any]:
+    """Continue prompts with both walks.
+
+    Args:
+        target: loaded.
+        drafter: loaded.
+        head: the drafter's, on the same device.
+        prompts: to continue.
+        new_tokens: of each.
+        temperature: 0 is greedy.
+        seed: of all random numbers.
+        batch: requests at once.
+
+    Returns:
+        `domains`: an `Estimate` for each domain and for "all", as dictionaries; `same_states`: the
+        same at equal states, those of the bf16 run; `same_text`: share of prompts whose two texts
+        are equal; `per_prompt`: domain and, of both walks, tokens and rounds.
+    """
+    kind, steps = target.embed_tokens.weight.dtype, drafter.shape.steps
+    batch = min(batch, len(prompts))
+    sampled = temperature > 0
+    first_walk = bf16_walk(head)
+    second_walk = int8_walk(head, batch=batch, steps=steps, sampled=sampled, kind=kind)
+
+    def run(walk: Walk, shadow: Walk | None = None) -> list[Generated]:
+        return _all(
+            target, drafter, prompts, walk, shadow,
+            batch=batch, new_tokens=new_tokens, temperature=temperature, seed=seed,
+        )  # fmt: skip
+
+    one = run(first_walk, second_walk)
+    other = run(second_walk)
+    domains = [prompt.domain for prompt in prompts]
+
+    first = [(x.committed, x.rounds) for x in one]
+    second = [(x.committed, x.rounds) for x in other]
+    result: dict[str, Any] = {
+        "temperature": temperature,
+        "domains": by_domain(domains, first, second),
+        "same_text": sum(a.tokens == b.tokens for a, b in zip(one, other, strict=True)) / len(one),
+        "per_prompt": [
+            {"domain": d, "bf16": [a.committed, a.rounds], "int8": [b.committed, b.rounds]}
+            for d, a, b in zip(domains, one, other, strict=True)
+        ],
+    }
+    shadowed = [(x.shadowed or 0, x.rounds) for x in one]
+    result["same_states"] = by_domain(domains, first, shadowed)
+    return result
+
+
+def records(
+    result: dict[str, Any],
+    environment: record.Environment,
+    head: AnyHead,
+    *,
+    batch: int,
+    steps: int,
+    run_id: str,
+) -> list[record.Record]:
+    """One record for each domain of a comparison on a GPU."""
+    return [
+        record.build(
+            environment,
+            bench="acceptance",
+            run_id=run_id,
+            path="wts",
+            head=head.kind,
+            weights="int8",
+            V=head.vocab,
+            r=head.rank,
+            B=batch,
+            K=steps,
+            T=float(result["temperature"]),
+            inputs="recorded",
+            prompts=found["prompts"],
+            accepted_length_a=found["first"],
+            accepted_length_b=found["second"],
+            difference=found["difference"],
+            ci_low=found["low"],
+            ci_high=found["high"],
+            domain=domain,
+        )
+        for domain, found in result["domains"].items()
+    ]
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="lab.acceptance", description=__doc__.split("\n")[0])
+    parser.add_argument("data", type=Path, help="what lab.data wrote")
+    parser.add_argument("models", type=Path, help="what lab.run wrote")
+    parser.add_argument("out", type=Path)
+    parser.add_argument("--drafter", action="append", metavar="NAME", help="all by default")
+    parser.add_argument("--per-domain", type=int, default=96, help="prompts of each domain")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--prompt", type=int, nargs=2, default=(32, 128), help="shortest, longest")
+    parser.add_argument("--temperature", type=float, action="append", help="0 and 1 by default")
+    parser.add_argument("--commit", help="git describe --always --dirty, where there is no git")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--fp32", action="store_true", help="products in fp32, for tiny models")
+    parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
+    args = parser.parse_args(argv)
+    started = time.monotonic()
+
+    def say(text: str) -> None:
+        print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
+
+    device = torch.device(args.device)
+    args.out.mkdir(parents=True, exist_ok=True)
+    prompts = draw_prompts(
+        read_tokens(args.data / "val.npz"),
+        per_domain=args.per_domain,
+        shortest=args.prompt[0],
+        longest=args.prompt[1],
+        seed=args.seed,
+    )
+    target = load_target(args.models / "target", device)
+    folders = sorted(p for p in args.models.iterdir() if (p / "config.json").is_file())
+    names = args.drafter or [p.name for p in folders if p.name != "target"]
+    environment = None
+    if device.type == "cuda":
+        environment = record.capture_environment(described=args.commit)
+    run_id = record.new_run_id()
+    results: dict[str, list[dict[str, Any]]] = {}
+    for name in names:
+        drafter = load_drafter(args.models / name, device)
+        if args.fp32:
+            target.float()
+            drafter.float()
+        head = read_head(args.models / name, target=_target_of(drafter, args.models), device=device)
+        for temperature in args.temperature or (0.0, 1.0):
+            result = compare(
+                target, drafter, head, prompts,
+                new_tokens=args.new_tokens, temperature=temperature, seed=args.seed,
+            )  # fmt: skip
+            results.setdefault(name, []).append(result)
+            found, same = result["domains"]["all"], result["same_states"]["all"]
+            say(
+                f"{name} T={temperature:g}: bf16 {found['first']:.4f}, int8 {found['second']:.4f}, "
+                f"difference {found['difference']:+.4f} [{found['low']:+.4f}, {found['high']:+.4f}]"
+                f"; at equal states {same['difference']:+.4f} [{same['low']:+.4f}, "
+                f"{same['high']:+.4f}]"
+            )
+            if environment is not None:
+                for line in records(
+                    result, environment, head,
+                    batch=min(_MOST_REQUESTS, len(prompts)), steps=drafter.shape.steps,
+                    run_id=run_id,
+                ):  # fmt: skip
+                    record.append(args.out / "results", line)
+    report = {"run_id": run_id, "new_tokens": args.new_tokens, "drafters": results}
+    (args.out / "acceptance.json").write_text(json.dumps(report) + "\n")
+    draw_below(args.out, say)
+
+
+def _target_of(drafter: Drafter, models: Path) -> Path | None:
+    return models / "target" if drafter.shape.kind == "domino" else None
+
+
+if __name__ == "__main__":
+    main()

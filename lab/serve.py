@@ -1,0 +1,224 @@
+"""The same comparison with SGLang as the verifier: `python -m lab.serve DATA MODELS OUT`.
+
+Wants SGLang and the plugin of this package. The same held-out prompts are continued by an engine
+whose head runs as SGLang runs it (WTS_SGLANG=0) and by one that walks, each in a process of its
+own, since a process decides once. Accepted length is completion_tokens / spec_verify_ct of each
+prompt. That the second one walked is to be seen in its log, where the plugin says which path runs:
+a start whose log does not have its line is an error.
+
+OUT gets serve.json and the logs of both engines.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.acceptance import Prompt, by_domain, draw_prompts
+from lab.data import read_tokens
+from wts.checkpoint import read_config
+from wts.errors import DeviceError
+
+__all__ = ["compare_served", "engine_arguments"]
+
+_LINE = "wts:"  # what the plugin's line in the log starts with
+_TIME_OUT_S = 540
+
+
+def engine_arguments(target: Path, draft: Path, *, requests: int, seed: int) -> dict[str, Any]:
+    """Arguments of `sglang.Engine` for a drafter of either algorithm."""
+    domino = read_config(draft).domino is not None
+    arguments: dict[str, Any] = {
+        "model_path": str(target),
+        "speculative_algorithm": "DFLASH" if domino else "DSPARK",
+        "speculative_draft_model_path": str(draft),
+        "skip_tokenizer_init": True,
+        "attention_backend": "triton",
+        "speculative_draft_attention_backend": "triton",
+        "sampling_backend": "pytorch",
+        "grammar_backend": "none",
+        "cuda_graph_backend_prefill": "disabled",
+        "cuda_graph_max_bs_decode": requests,
+        "max_running_requests": requests,
+        "mem_fraction_static": 0.5,
+        "disable_radix_cache": True,
+        "random_seed": seed,
+    }
+    if domino:
+        arguments["speculative_domino_candidate_pool_size"] = 0
+    return arguments
+
+
+def _work(job_file: Path, result_file: Path) -> None:
+    """One engine's share: continue all prompts at all temperatures."""
+    job = json.loads(job_file.read_text(encoding="utf-8"))
+    engine = importlib.import_module("sglang").Engine(**job["engine"])
+    results = []
+    try:
+        for temperature in job["temperatures"]:
+            parameters = {
+                "temperature": temperature,
+                "max_new_tokens": job["new_tokens"],
+                "ignore_eos": True,
+            }
+            outputs = engine.generate(input_ids=job["prompts"], sampling_params=parameters)
+            results.append(
+                [
+                    {
+                        "tokens": int(output["meta_info"]["completion_tokens"]),
+                        "rounds": int(output["meta_info"]["spec_verify_ct"]),
+                        "text": list(output["output_ids"]),
+                    }
+                    for output in outputs
+                ]
+            )
+    finally:
+        engine.shutdown()
+    result_file.write_text(json.dumps(results), encoding="utf-8")
+
+
+def _start(job: dict[str, Any], out: Path, *, walks: bool) -> list[list[dict[str, Any]]]:
+    """Run one engine in a process of its own; gives what it wrote."""
+    name = "walk" if walks else "sglang"
+    job_file, result_file = out / f"{name}.job.json", out / f"{name}.result.json"
+    job_file.write_text(json.dumps(job), encoding="utf-8")
+    result_file.unlink(missing_ok=True)
+    log_file = out / f"{name}.log"
+    command = [sys.executable, "-m", "lab.serve", "--work", str(job_file), str(result_file)]
+    environment = os.environ | {"WTS_SGLANG": "1" if walks else "0"}
+    with log_file.open("w", encoding="utf-8") as log:
+        done = subprocess.run(
+            command, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=_TIME_OUT_S,
+            check=False,
+        )  # fmt: skip
+    if done.returncode != 0 or not result_file.is_file():
+        raise DeviceError.mismatch(
+            f"the engine ({name})",
+            wanted="results",
+            found=f"exit status {done.returncode}",
+            fix=f"read {log_file}",
+        )
+    lines = [line for line in log_file.read_text(errors="replace").splitlines() if _LINE in line]
+    if walks and not lines:
+        raise DeviceError.mismatch(
+            "the log of the walking engine",
+            wanted=f"the plugin's line, with {_LINE!r}",
+            found="none",
+            fix="install the package, so that SGLang finds its plugin",
+        )
+    results: list[list[dict[str, Any]]] = json.loads(result_file.read_text(encoding="utf-8"))
+    for line in lines:
+        print(f"{name}: {line}", file=sys.stderr)
+    return results
+
+
+def compare_served(
+    target: Path,
+    draft: Path,
+    prompts: Sequence[Prompt],
+    out: Path,
+    *,
+    new_tokens: int,
+    temperatures: Sequence[float],
+    requests: int,
+    seed: int,
+) -> list[dict[str, Any]]:
+    """Continue prompts with both engines, and compare them as `lab.acceptance` does.
+
+    Args:
+        target, draft: checkpoint folders.
+        prompts: to continue.
+        out: for jobs, logs and results.
+        new_tokens: of each prompt.
+        temperatures: a comparison for each.
+        requests: served at once.
+        seed: of the engines.
+
+    Returns:
+        For each temperature what `lab.acceptance.compare` gives, without equal states.
+    """
+    out.mkdir(parents=True, exist_ok=True)
+    job = {
+        "engine": engine_arguments(target, draft, requests=requests, seed=seed),
+        "prompts": [list(prompt.tokens) for prompt in prompts],
+        "new_tokens": new_tokens,
+        "temperatures": list(temperatures),
+    }
+    theirs, ours = (_start(job, out, walks=walks) for walks in (False, True))
+    domains = [prompt.domain for prompt in prompts]
+    found = []
+    for temperature, one, other in zip(temperatures, theirs, ours, strict=True):
+        sides = [[(x["tokens"], x["rounds"]) for x in side] for side in (one, other)]
+        same = sum(a["text"] == b["text"] for a, b in zip(one, other, strict=True))
+        found.append(
+            {
+                "temperature": temperature,
+                "domains": by_domain(domains, *sides),
+                "same_text": same / len(prompts),
+                "per_prompt": [
+                    {"domain": d, "sglang": list(a), "walk": list(b)}
+                    for d, a, b in zip(domains, *sides, strict=True)
+                ],
+            }
+        )
+    return found
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Run the command line."""
+    parser = argparse.ArgumentParser(prog="lab.serve", description=__doc__.split("\n")[0])
+    parser.add_argument("data", type=Path, nargs="?", help="what lab.data wrote")
+    parser.add_argument("models", type=Path, nargs="?", help="what lab.run wrote")
+    parser.add_argument("out", type=Path, nargs="?")
+    parser.add_argument("--drafter", default="vanilla-7", metavar="NAME")
+    parser.add_argument("--per-domain", type=int, default=96, help="prompts of each domain")
+    parser.add_argument("--new-tokens", type=int, default=128)
+    parser.add_argument("--prompt", type=int, nargs=2, default=(32, 128), help="shortest, longest")
+    parser.add_argument("--temperature", type=float, action="append", help="0 and 1 by default")
+    parser.add_argument("--requests", type=int, default=16, help="served at once")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--work", type=Path, nargs=2, help=argparse.SUPPRESS)
+    args = parser.parse_args(argv)
+    if args.work is not None:
+        _work(*args.work)
+        return
+    if args.out is None:
+        parser.error("DATA, MODELS and OUT are wanted")
+    prompts = draw_prompts(
+        read_tokens(args.data / "val.npz"),
+        per_domain=args.per_domain,
+        shortest=args.prompt[0],
+        longest=args.prompt[1],
+        seed=args.seed,
+    )
+    found = compare_served(
+        args.models / "target",
+        args.models / args.drafter,
+        prompts,
+        args.out,
+        new_tokens=args.new_tokens,
+        temperatures=args.temperature or (0.0, 1.0),
+        requests=args.requests,
+        seed=args.seed,
+    )
+    (args.out / "serve.json").write_text(json.dumps({args.drafter: found}) + "\n")
+    for result in found:
+        all_of_it = result["domains"]["all"]
+        print(
+            f"T={result['temperature']:g}: SGLang {all_of_it['first']:.4f}, walk "
+            f"{all_of_it['second']:.4f}, difference {all_of_it['difference']:+.4f} "
+            f"[{all_of_it['low']:+.4f}, {all_of_it['high']:+.4f}], same text "
+            f"{result['same_text']:.1%}",
+            file=sys.stderr,
+        )
+
+
+if __name__ == "__main__":
+    main()
