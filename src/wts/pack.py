@@ -11,8 +11,8 @@ consecutive tokens: row g and row g + 8 of half h of a pair of tiles are tokens 
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 import torch
@@ -55,6 +55,7 @@ class PackedHead:
         draft_to_target: int32 [vocab] or None.
         cell: the weights of a head's steps; None for a Markov head, whose latents are the table.
         hidden_inside: whether the kernel makes the hidden part.
+        storage: the plan's, of the order of bytes in tiles.
     """
 
     tiles: torch.Tensor
@@ -63,13 +64,19 @@ class PackedHead:
     draft_to_target: torch.Tensor | None
     cell: Cell | None = None
     hidden_inside: bool = False
+    storage: tuple[object, ...] = ()
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that is held; other packed heads of the same weights may share them."""
+        parts = [self.tiles, self.row_scale, self.table]
+        parts += [] if self.draft_to_target is None else [self.draft_to_target]
+        return parts + ([] if self.cell is None else _weights_of(self.cell))
 
     @property
     def memory_bytes(self) -> int:
         """Bytes held."""
-        parts = [self.tiles, self.row_scale, self.table, self.draft_to_target]
-        parts += [] if self.cell is None else _weights_of(self.cell)
-        return sum(t.numel() * t.element_size() for t in parts if t is not None)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def hidden_part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
         """What the hidden states [B, K, H] of a walk add to its steps; None for a Markov head."""
@@ -273,6 +280,8 @@ def pack_head(
     plan: ResidencyPlan,
     device: torch.device,
     into: PackedHead | None = None,
+    *,
+    done: Sequence[PackedHead] = (),
 ) -> PackedHead:
     """Pack a head for a plan, some rows at a time so that little extra memory is needed.
 
@@ -282,18 +291,17 @@ def pack_head(
         device: where the packed bytes go.
         into: an earlier result of the same shape, overwritten in place (its addresses stay valid
             for captured graphs); a new one by default.
+        done: what these weights were packed to already, on the same device. A new packed head
+            shares all of it that it can; nothing that is shared with one is packed again.
 
     Returns:
         The packed head.
     """
-    packed = into or _room_for(head, plan, device)
-    for first, rows in _chunks(head.projection[: plan.vocab], device):
-        levels, scale = quantise_rows(rows)
-        padding = -len(rows) % PAIR_ROWS
-        if padding:
-            levels = torch.cat([levels, levels.new_zeros(padding, plan.rank)])
-        store_rows(levels, plan, packed.tiles, first)
-        packed.row_scale[first : first + len(rows)] = scale
+    packed = into or _room_for(head, plan, device, done)
+    if not any(packed.tiles is other.tiles for other in done):
+        _pack_projection(head, plan, packed, device)
+    if any(packed.table is other.table for other in done):
+        return packed
     at_once = _CHUNK_ROWS if isinstance(head, MarkovHead) else _INPUT_ROWS
     for first, rows in _chunks(head.table, device, at_once):
         packed.table[first : first + len(rows)] = _fetched_rows(head, rows)
@@ -307,20 +315,44 @@ def pack_head(
     return packed
 
 
-def _room_for(head: AnyHead, plan: ResidencyPlan, device: torch.device) -> PackedHead:
+def _pack_projection(
+    head: AnyHead, plan: ResidencyPlan, packed: PackedHead, device: torch.device
+) -> None:
+    for first, rows in _chunks(head.projection[: plan.vocab], device):
+        levels, scale = quantise_rows(rows)
+        padding = -len(rows) % PAIR_ROWS
+        if padding:
+            levels = torch.cat([levels, levels.new_zeros(padding, plan.rank)])
+        store_rows(levels, plan, packed.tiles, first)
+        packed.row_scale[first : first + len(rows)] = scale
+
+
+def _room_for(
+    head: AnyHead, plan: ResidencyPlan, device: torch.device, done: Sequence[PackedHead]
+) -> PackedHead:
     """The memory of a packed head; the weights of its cell are in it already."""
+    storage, inside = plan.storage, plan.hidden_inside
+    for other in done:
+        if other.storage == storage:
+            return replace(other, hidden_inside=inside)
+    tile_bytes = (plan.padded_vocab // TILE_ROWS, plan.tile_bytes)
+    tiles = torch.zeros(tile_bytes, dtype=torch.uint8, device=device)
+    row_scale = torch.zeros(plan.padded_vocab, dtype=torch.float32, device=device)
+    if done:
+        return replace(
+            done[0], tiles=tiles, row_scale=row_scale, hidden_inside=inside, storage=storage
+        )
     row_bytes = _fetched_rows(head, head.table[:1]).shape[1]
     return PackedHead(
-        tiles=torch.zeros(
-            plan.padded_vocab // TILE_ROWS, plan.tile_bytes, dtype=torch.uint8, device=device
-        ),
-        row_scale=torch.zeros(plan.padded_vocab, dtype=torch.float32, device=device),
+        tiles=tiles,
+        row_scale=row_scale,
         table=torch.empty(plan.table_rows, row_bytes, dtype=torch.uint8, device=device),
         draft_to_target=None
         if head.draft_to_target is None
         else torch.empty(plan.vocab, dtype=torch.int32, device=device),
         cell=None if isinstance(head, MarkovHead) else cell_of(head, device),
-        hidden_inside=plan.hidden_inside,
+        hidden_inside=inside,
+        storage=storage,
     )
 
 

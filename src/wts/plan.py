@@ -425,6 +425,12 @@ class ResidencyPlan:
             stored[fragment] = place
         return stored
 
+    @property
+    def storage(self) -> tuple[object, ...]:
+        """Equal for plans whose packed projections have the same bytes: one serves both."""
+        shape = (self.vocab, self.rank, self.num_blocks, self.sweep_warps, self.warp_tiles)
+        return (self.warpgroups, *shape, *self.stored_order())
+
     def _warpgroup_places(self) -> list[tuple[Literal["register", "shared", "streamed"], int]]:
         """Streamed half tiles spread evenly over the sweep, resident fragments over the rest."""
         units = self.warp_tiles * self.slabs // self.unit_fragments

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, cast, get_args
@@ -74,6 +74,8 @@ class Walker:
         fallback: lets "auto" fall back to the emulator, with a warning in the log.
         timeout_ms: how long a block waits for the others before the walk is given up, 1 to
             600,000.
+        sharing: Walkers of the same weights on the same device, whose packed weights this one uses
+            where it can; `walkers.WalkerSet` refreshes them together.
 
     Raises:
         HeadError: what is no head.
@@ -91,6 +93,7 @@ class Walker:
         device: str | torch.device | None = None,
         fallback: bool = False,
         timeout_ms: int = 2000,
+        sharing: Sequence[Walker] = (),
     ) -> None:
         if backend not in ("auto", "device", "emulator", "reference"):
             raise InputError(
@@ -113,7 +116,9 @@ class Walker:
         self._clamped = 0
         if backend in ("auto", "device"):
             try:
-                self._device_walk = _DeviceWalk(head, plan, _cuda_device(device), timeout_ms)
+                self._device_walk = _DeviceWalk(
+                    head, plan, _cuda_device(device), timeout_ms, done=_packed_of(sharing)
+                )
                 self.backend = "device"
                 self.plan = self._device_walk.plan
                 if self.plan.loses:
@@ -130,7 +135,8 @@ class Walker:
                 logger.warning("wts: walking on the emulator, not on a GPU: %s", error)
             backend = "emulator"
         if backend == "emulator":
-            self._emulator = Emulator(plan=plan, packed=pack_head(head, plan, torch.device("cpu")))
+            packed = pack_head(head, plan, torch.device("cpu"), done=_packed_of(sharing))
+            self._emulator = Emulator(plan=plan, packed=packed)
         else:
             self._reference = with_weights(head, torch.clone)
         self.backend = cast(Backend, backend)
@@ -232,17 +238,27 @@ class Walker:
             HeadError: what is no head, or one of another kind.
             PlanError: another shape.
         """
+        self._refresh(head, ())
+
+    def _refresh(self, head: AnyHead, done: Sequence[Walker]) -> None:
+        """Take changed weights, but what others that were refreshed already have packed."""
         _check_kind(head, self.head)
         _check_plan(head, self.plan)
         _check_shapes(head, self.head)
-        if self._device_walk is not None:
-            device = self._device_walk.device
-            pack_head(head, self.plan, device, into=self._device_walk.packed)
-        elif self._emulator is not None:
-            pack_head(head, self.plan, torch.device("cpu"), into=self._emulator.packed)
-        else:
+        packed = self.packed
+        if packed is None:
             self._reference = with_weights(head, torch.clone)
+        else:
+            device = packed.tiles.device
+            pack_head(head, self.plan, device, into=packed, done=_packed_of(done))
         self.head = head
+
+    @property
+    def packed(self) -> PackedHead | None:
+        """The packed weights; None on the reference backend, which has plain ones."""
+        if self._device_walk is not None:
+            return self._device_walk.packed
+        return None if self._emulator is None else self._emulator.packed
 
     def check(self) -> None:
         """Wait for the walks so far and raise if one was given up.
@@ -514,6 +530,10 @@ def _check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
         )
 
 
+def _packed_of(walkers: Sequence[Walker]) -> list[PackedHead]:
+    return [walker.packed for walker in walkers if walker.packed is not None]
+
+
 # ---- the device --------------------------------------------------------------------------------
 
 
@@ -556,6 +576,7 @@ class _DeviceWalk:
         timeout_ms: int,
         *,
         trace: bool = False,
+        done: Sequence[PackedHead] = (),
     ) -> None:
         capability = torch.cuda.get_device_capability(device)
         if capability != (9, 0) or plan.arch != "sm_90a":
@@ -570,7 +591,7 @@ class _DeviceWalk:
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # makes torch's context current
             self._load(compiled.cubin)
-            self.packed: PackedHead = pack_head(head, plan, device)
+            self.packed: PackedHead = pack_head(head, plan, device, done=done)
             self.slots = torch.zeros(
                 plan.workspace_words * plan.word_bytes, dtype=torch.uint8, device=device
             )
@@ -633,7 +654,7 @@ class _DeviceWalk:
     def memory_bytes(self) -> int:
         workspace = [self.slots, self.status, self._cleared]
         workspace += [self.state_slots, self.part, self._hidden]
-        return self.packed.memory_bytes + sum(t.numel() * t.element_size() for t in workspace)
+        return self.packed.memory_bytes + sum(tensor.nbytes for tensor in workspace)
 
     def launch(
         self,

@@ -1,4 +1,8 @@
-"""Walkers of one head for several batches, each batch under the plan that is made for it."""
+"""Walkers of one head for several batches, each batch under the plan that is made for it.
+
+The table is packed once, the projection once for each order of its bytes (`plan.storage`): plans
+for few requests have one, those for warpgroups another.
+"""
 
 from __future__ import annotations
 
@@ -49,17 +53,14 @@ class WalkerSet:
             raise InputError.mismatch(
                 "batches", wanted="at least one", found="none", fix="name the batches to walk"
             )
-        self._walkers = [
-            Walker(
-                head,
-                plan_residency(
-                    head, gpu, batch=batch, steps=steps, sampled=sampled, base_type=base_type
-                ),
-                backend=backend,
-                timeout_ms=timeout_ms,
+        self._walkers: list[Walker] = []
+        for batch in sorted(set(batches)):
+            plan = plan_residency(
+                head, gpu, batch=batch, steps=steps, sampled=sampled, base_type=base_type
             )
-            for batch in sorted(set(batches))
-        ]
+            self._walkers.append(
+                Walker(head, plan, backend=backend, timeout_ms=timeout_ms, sharing=self._walkers)
+            )
 
     def for_batch(self, batch: int) -> Walker:
         """The Walker of the smallest plan that takes `batch` requests.
@@ -84,13 +85,22 @@ class WalkerSet:
 
     @property
     def memory_bytes(self) -> int:
-        """Bytes held beyond the head."""
-        return sum(walker.memory_bytes for walker in self._walkers)
+        """Bytes held beyond the head; what several Walkers share counts once."""
+        packed = [walker.packed for walker in self._walkers]
+        if any(one is None for one in packed):
+            return sum(walker.memory_bytes for walker in self._walkers)
+        tensors = {id(t): t.nbytes for one in packed if one is not None for t in one.tensors}
+        beside = sum(
+            walker.memory_bytes - one.memory_bytes
+            for walker, one in zip(self._walkers, packed, strict=True)
+            if one is not None
+        )
+        return sum(tensors.values()) + beside
 
     def refresh(self, head: AnyHead) -> None:
-        """Take changed weights in place; see `Walker.refresh`."""
-        for walker in self._walkers:
-            walker.refresh(head)
+        """Take changed weights in place, each packed once; see `Walker.refresh`."""
+        for number, walker in enumerate(self._walkers):
+            walker._refresh(head, self._walkers[:number])
 
     def check(self) -> None:
         """Wait for all walks so far and raise if one was given up; see `Walker.check`."""

@@ -1,0 +1,106 @@
+"""A set of Walkers: the tokens of single ones, at every batch, from weights that are packed once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from strategies import KINDS, anchors, base_logits, hidden_states, hopper, recurrent_head
+from wts.errors import InputError, PlanError
+from wts.heads import MarkovHead
+from wts.planner import plan_residency
+from wts.walk import Backend, Walker
+from wts.walkers import WalkerSet
+
+BATCHES = (1, 2, 4, 8, 16)
+EMULATOR: Backend = "emulator"
+
+
+def markov(seed: int = 1, **others: Any) -> MarkovHead:
+    return MarkovHead.random(**({"vocab": 700, "rank": 64, "seed": seed} | others))
+
+
+def set_of(head: Any, batches: tuple[int, ...] = BATCHES, **others: Any) -> WalkerSet:
+    options: dict[str, Any] = {"backend": EMULATOR, **others}
+    return WalkerSet(head, hopper(3), batches=batches, steps=8, **options)
+
+
+def check(walkers: WalkerSet, head: Any, batch: int, seed: int) -> torch.Tensor:
+    """Tokens of the set's Walker and of one that shares nothing."""
+    base, anchor = base_logits(head, batch=batch, steps=4, seed=seed), anchors(head, batch, seed)
+    hidden = None
+    if head.hidden_size is not None:
+        hidden = hidden_states(head, batch=batch, steps=4, seed=seed)
+    walker = walkers.for_batch(batch)
+    tokens = walker(base, anchor, hidden=hidden)
+    alone = Walker(head, walker.plan, backend=EMULATOR)
+    assert torch.equal(tokens, alone(base, anchor, hidden=hidden))
+    return tokens
+
+
+@pytest.mark.parametrize("head", [markov(), markov(draft_vocab=300), *map(recurrent_head, KINDS)])
+def test_every_batch_has_the_tokens_of_a_walker_of_its_own(head: Any) -> None:
+    walkers = set_of(head)
+    for batch in (1, 2, 3, 4, 5, 8, 9, 16):
+        walker = walkers.for_batch(batch)
+        assert walker.plan.batch >= batch
+        assert walker.packed is not None
+        assert walker.packed.hidden_inside == walker.plan.hidden_inside
+        check(walkers, head, batch, batch)
+
+
+@pytest.mark.parametrize("head", [markov(), *map(recurrent_head, KINDS)])
+def test_refreshed_weights_are_walked_at_every_batch(head: Any) -> None:
+    walkers = set_of(head, (1, 4, 8))
+    before = [check(walkers, head, batch, 3) for batch in (1, 4, 8)]
+    tensors = [id(tensor) for walker in walkers._walkers for tensor in walker.packed.tensors]  # type: ignore[union-attr]
+    other = markov(seed=2) if isinstance(head, MarkovHead) else recurrent_head(type(head), seed=99)
+    walkers.refresh(other)
+    after = [check(walkers, other, batch, 3) for batch in (1, 4, 8)]
+    assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
+    assert tensors == [id(t) for walker in walkers._walkers for t in walker.packed.tensors]  # type: ignore[union-attr]
+
+
+def test_the_table_is_packed_once_and_the_projection_once_for_each_order() -> None:
+    walkers = set_of(markov())
+    packed = [walker.packed for walker in walkers._walkers]
+    assert all(one is not None and one.table is packed[0].table for one in packed)  # type: ignore[union-attr]
+    orders = {plan.storage for plan in walkers.plans}
+    assert len(orders) == 2  # of lone warps and of warpgroups
+    assert len({id(one.tiles) for one in packed if one is not None}) == len(orders)
+    alone = [Walker(markov(), plan, backend=EMULATOR).memory_bytes for plan in walkers.plans]
+    first, last = packed[0], packed[-1]
+    assert first is not None
+    assert last is not None
+    assert walkers.memory_bytes == first.memory_bytes + last.tiles.nbytes + last.row_scale.nbytes
+    assert walkers.memory_bytes < sum(alone)
+
+
+def test_plans_of_other_orders_do_not_share() -> None:
+    """What is streamed lies in another order; so do the tiles of fewer blocks."""
+    small, large = (hopper(blocks) for blocks in (2, 3))
+    one, other = (plan_residency(markov(), gpu, batch=1) for gpu in (small, large))
+    assert one.storage != other.storage
+    head = markov(vocab=5003, rank=256)
+    streamed = plan_residency(head, small, batch=1, steps=8)
+    assert streamed.streamed_fragments > 0
+    walkers = WalkerSet(head, small, batches=(1, 2, 4), steps=8, backend=EMULATOR)
+    for batch in (1, 2, 4):
+        check(walkers, head, batch, 1)
+
+
+def test_reference_walkers_hold_weights_of_their_own() -> None:
+    walkers = set_of(markov(), (1, 4), backend="reference")
+    assert walkers.memory_bytes == sum(walker.memory_bytes for walker in walkers._walkers)
+
+
+def test_refuses_what_it_cannot_do() -> None:
+    with pytest.raises(InputError, match="batches: wanted at least one, found none"):
+        set_of(markov(), ())
+    walkers = set_of(markov(), (1, 4))
+    with pytest.raises(InputError, match="batch: wanted at most 4, as planned, found 5"):
+        walkers.for_batch(5)
+    with pytest.raises(PlanError):
+        walkers.refresh(markov(vocab=701))
