@@ -1,4 +1,4 @@
-"""A set of Walkers: the tokens of single ones, at every batch, from weights that are packed once."""
+"""A set of Walkers: the tokens of single ones, at every batch, of weights packed once."""
 
 from __future__ import annotations
 
