@@ -116,16 +116,23 @@ def installed_here(folder: Path) -> bool:
 def test_absent(tmp_path: Path) -> None:
     if installed_here(tmp_path):
         pytest.skip("this environment has SGLang, so its absence cannot be tried")
-    assert run(tmp_path, SETUP) == "INFO wts: off for SGLang: SGLang is not installed\n"
+    assert run(tmp_path, SETUP) == "WARNING wts: off for SGLang: SGLang is not installed\n"
 
 
 def test_too_old(tmp_path: Path) -> None:
     build_sglang(tmp_path, version="0.5.21", binding="raise ImportError('not in this version')")
     code = SETUP + APPLY + "print('sglang.srt.kernel_plugins.nvidia.binding' in sys.modules)"
     assert run(tmp_path, code).splitlines() == [
-        "INFO wts: off for SGLang: this is SGLang 0.5.21, wanted is 0.5.23",
+        "WARNING wts: off for SGLang: this is SGLang 0.5.21, wanted is 0.5.23",
         "False",
     ]
+
+
+def test_too_old_is_seen_before_the_log_is_set_up(tmp_path: Path) -> None:
+    """SGLang loads plugins first."""
+    build_sglang(tmp_path, version="0.5.21")
+    code = "import os, sys; os.dup2(1, 2)\nfrom wts.sglang.plugin import register\nregister()"
+    assert "this is SGLang 0.5.21, wanted is 0.5.23" in run(tmp_path, code)
 
 
 def test_turned_off(tmp_path: Path) -> None:

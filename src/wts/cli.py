@@ -230,6 +230,8 @@ def _plan(args: argparse.Namespace) -> int:
         hidden=0 if args.head_kind == "markov" else hidden,
     )
     print(plan_residency(shape, spec, batch=args.batch, steps=args.steps, sampled=args.sampled))
+    if not spec.is_hopper:
+        print("  there is no kernel for this GPU yet: only the emulator walks this plan")
     return 0
 
 

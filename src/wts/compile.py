@@ -229,7 +229,7 @@ def _nvrtc_version() -> str:
     except Exception as error:
         raise CompileError(
             f"NVRTC: wanted cuda.bindings with a loadable NVRTC, found {error}; "
-            "install the gpu extra: pip install 'weights-that-stay[gpu]'"
+            "install the gpu extra; in a clone of the project: pip install '.[gpu]'"
         ) from error
     return f"{major}.{minor}"
 
@@ -240,7 +240,7 @@ def _compile(header: str, sources: dict[str, str], arch: str, trace: bool) -> tu
     except ImportError as error:
         raise CompileError(
             f"cuda.core: wanted version 1.0 or later, found {error}; "
-            "install the gpu extra: pip install 'weights-that-stay[gpu]'"
+            "install the gpu extra; in a clone of the project: pip install '.[gpu]'"
         ) from error
     log = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="wts-") as folder:

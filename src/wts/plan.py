@@ -698,7 +698,7 @@ def _ledger(plan: ResidencyPlan) -> str:
             f"({2 * plan.block_projections * plan.state} bytes)"
         )
     if plan.hidden:
-        where = "one matrix product before the walk"
+        where = "by one matrix product before the walk"
         if plan.hidden_inside:
             where = (
                 f"by the kernel, {plan.hidden_rows} of {plan.part} rows in each block "

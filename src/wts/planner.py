@@ -227,11 +227,18 @@ def plan_residency(
     if shape.kind in ("rnn", "domino"):
         _check_range("state", shape.state, 1, MAX_STATE)
     elif shape.state != 0:
-        raise PlanError(f"state: wanted 0 for a {shape.kind} head, found {shape.state!r}")
+        raise PlanError.mismatch(
+            "state",
+            wanted=f"0 for a {shape.kind} head",
+            found=repr(shape.state),
+            fix="leave it out",
+        )
     if shape.kind != "markov":
         _check_range("hidden", shape.hidden, 1, MAX_HIDDEN)
     elif shape.hidden != 0:
-        raise PlanError(f"hidden: wanted 0 for a markov head, found {shape.hidden!r}")
+        raise PlanError.mismatch(
+            "hidden", wanted="0 for a markov head", found=repr(shape.hidden), fix="leave it out"
+        )
     for name, value in (("base_type", base_type), ("table_type", shape.table_type)):
         if value not in NUMBER_TYPES:
             raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
@@ -519,4 +526,9 @@ def _shape_of(head: Head) -> Shape:
 
 def _check_range(name: str, value: int, low: int, high: int) -> None:
     if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-        raise PlanError(f"{name}: wanted an integer from {low} to {high}, found {value!r}")
+        raise PlanError.mismatch(
+            name,
+            wanted=f"an integer from {low} to {high}",
+            found=repr(value),
+            fix="give one of them",
+        )

@@ -619,7 +619,7 @@ class _DeviceWalk:
                 "cuda.core",
                 wanted="version 1.0 or later",
                 found=error,
-                fix="install the gpu extra: pip install 'weights-that-stay[gpu]'",
+                fix="install the gpu extra; in a clone of the project: pip install '.[gpu]'",
             ) from error
 
         Device(self.device.index).set_current()

@@ -23,11 +23,15 @@ _DRAFTS = {
 def stays_off(draft: str, reason: Reason) -> None:
     """Log that SGLang's own steps run, and why.
 
+    While plugins load SGLang has not set up its log: only a warning is seen then.
+
     Args:
         draft: "dspark", "domino", or "plugin" where none was reached.
         reason: why.
     """
-    logger.info("wts: off for %s: %s", _DRAFTS[draft], reason)
+    unseen = draft == "plugin" and reason.kind != "switch"
+    level = logging.WARNING if unseen else logging.INFO
+    logger.log(level, "wts: off for %s: %s", _DRAFTS[draft], reason)
 
 
 def will_walk(draft: str, walks: Walks) -> None:
