@@ -28,7 +28,7 @@ from wts.errors import DeviceError
 
 __all__ = ["compare_served", "engine_arguments"]
 
-_LINE = "wts:"  # what the plugin's line in the log starts with
+_LINE = "wts: on for "  # what the plugin's line in the log starts with, where walks run
 _TIME_OUT_S = 540
 
 
@@ -111,7 +111,7 @@ def _start(job: dict[str, Any], out: Path, *, walks: bool) -> list[list[dict[str
             "the log of the walking engine",
             wanted=f"the plugin's line, with {_LINE!r}",
             found="none",
-            fix="install the package, so that SGLang finds its plugin",
+            fix=f"see why in {log_file}; the package has to be installed for SGLang to find it",
         )
     results: list[list[dict[str, Any]]] = json.loads(result_file.read_text(encoding="utf-8"))
     for line in lines:

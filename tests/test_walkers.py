@@ -104,3 +104,18 @@ def test_refuses_what_it_cannot_do() -> None:
         walkers.for_batch(5)
     with pytest.raises(PlanError):
         walkers.refresh(markov(vocab=701))
+
+
+def test_a_walker_that_shares_its_weights_is_not_refreshed_alone() -> None:
+    walkers = set_of(markov(), (1, 4))
+    with pytest.raises(InputError, match=r"found one that shares them; .* WalkerSet\.refresh"):
+        walkers.for_batch(1).refresh(markov(seed=2))
+
+
+@pytest.mark.parametrize("others", [[3], "another head"])
+def test_only_walkers_of_the_same_head_are_shared(others: Any) -> None:
+    plan = plan_residency(markov(), hopper(3), batch=1, steps=8)
+    if others == "another head":
+        others = [Walker(markov(seed=2), plan, backend=EMULATOR)]
+    with pytest.raises(InputError, match="sharing: wanted Walkers of this very head, found"):
+        Walker(markov(), plan, backend=EMULATOR, sharing=others)

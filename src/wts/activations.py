@@ -40,7 +40,7 @@ def rounded(value: torch.Tensor) -> torch.Tensor:
 
 
 def _at_most(x: torch.Tensor, limit: float) -> torch.Tensor:
-    """The smaller one; NaN stays NaN (the device's fminf would drop it)."""
+    """The smaller one; NaN stays NaN."""
     return torch.where(x > limit, torch.full_like(x, limit), x)
 
 

@@ -401,11 +401,15 @@ def _summary(table: Mapping[str, torch.Tensor], ratios: torch.Tensor) -> dict[st
 def _by_margin(
     margin: torch.Tensor, flips: Mapping[str, torch.Tensor], certain: torch.Tensor
 ) -> list[dict[str, float | int]]:
-    """Steps and flips by the margin of the best logit; the last row has no upper end."""
+    """Steps and flips by the margin of the best logit; the last row has no upper end.
+
+    A margin that is no number, of a step without two logits to compare, is in the first row.
+    """
+    margin = margin.nan_to_num(nan=0.0, posinf=float("inf"))
     ends: Sequence[float] = (*_MARGINS[1:], float("inf"))
     rows: list[dict[str, float | int]] = []
     for low, high in zip(_MARGINS, ends, strict=True):
-        here = (margin >= low) & (margin < high)
+        here = (margin >= low) & ((margin < high) | (high == float("inf")))
         rows.append(
             {
                 "from": low,

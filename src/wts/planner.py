@@ -223,9 +223,22 @@ def plan_residency(
             fix="pad the head's rank",
         )
     if shape.kind not in HEAD_KINDS:
-        raise PlanError(f"kind: wanted one of {', '.join(HEAD_KINDS)}, found {shape.kind!r}")
+        raise PlanError.mismatch(
+            "kind",
+            wanted=f"one of {', '.join(HEAD_KINDS)}",
+            found=repr(shape.kind),
+            fix="name one of them",
+        )
     if shape.kind in ("rnn", "domino"):
         _check_range("state", shape.state, 1, MAX_STATE)
+        fits = shape.state == shape.rank if shape.kind == "rnn" else shape.state % 32 == 0
+        if not fits:
+            raise PlanError.mismatch(
+                "state",
+                wanted="the rank" if shape.kind == "rnn" else "a multiple of 32",
+                found=shape.state,
+                fix="give the size of the head's state",
+            )
     elif shape.state != 0:
         raise PlanError.mismatch(
             "state",
@@ -241,7 +254,12 @@ def plan_residency(
         )
     for name, value in (("base_type", base_type), ("table_type", shape.table_type)):
         if value not in NUMBER_TYPES:
-            raise PlanError(f"{name}: wanted one of {', '.join(NUMBER_TYPES)}, found {value!r}")
+            raise PlanError.mismatch(
+                name,
+                wanted=f"one of {', '.join(NUMBER_TYPES)}",
+                found=repr(value),
+                fix="name one of them",
+            )
 
     unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type)
     widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch

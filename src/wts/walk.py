@@ -57,9 +57,9 @@ class Walker:
     """Runs walks of one head under one plan.
 
     Everything slow happens here: packing, compiling, allocating. A call of a device Walker
-    launches one kernel on the caller's current stream, after one matrix product where the head
-    reads hidden states; it allocates only the token tensor (or nothing, with `out`), never
-    synchronises, and can be captured in a CUDA graph.
+    launches one kernel on the caller's current stream, where the head reads hidden states perhaps
+    after a copy, a matrix product and its bias (unless `plan.hidden_inside`); it allocates only the
+    token tensor (or nothing, with `out`), never synchronises, and can be captured in a CUDA graph.
 
     On every backend weights are taken at construction and by `refresh`, packed or (by the
     reference) copied: after changing them in place call `refresh`. One Walker is for one stream
@@ -74,8 +74,8 @@ class Walker:
         fallback: lets "auto" fall back to the emulator, with a warning in the log.
         timeout_ms: how long a block waits for the others before the walk is given up, 1 to
             600,000.
-        sharing: Walkers of the same weights on the same device, whose packed weights this one uses
-            where it can; `walkers.WalkerSet` refreshes them together.
+        sharing: Walkers of this very head, on the same backend and device, whose packed weights
+            this one uses where it can: `walkers.WalkerSet` makes and refreshes such Walkers.
 
     Raises:
         HeadError: what is no head.
@@ -107,6 +107,10 @@ class Walker:
                 f"found {timeout_ms!r}; give a limit in milliseconds"
             )
         _check_plan(head, plan)
+        _check_sharing(head, sharing)
+        self._shares = bool(sharing)
+        for other in sharing:
+            other._shares = True
         self.head: AnyHead = head
         self.plan = plan
         self.backend: Backend
@@ -141,6 +145,7 @@ class Walker:
             self._reference = with_weights(head, torch.clone)
         self.backend = cast(Backend, backend)
 
+    @torch.no_grad()
     def __call__(
         self,
         base_logits: torch.Tensor,
@@ -237,7 +242,15 @@ class Walker:
         Raises:
             HeadError: what is no head, or one of another kind.
             PlanError: another shape.
+            InputError: packed weights that other Walkers share.
         """
+        if self._shares:
+            raise InputError.mismatch(
+                "refresh",
+                wanted="a Walker whose packed weights are its own",
+                found="one that shares them",
+                fix="refresh all that share them at once: WalkerSet.refresh(head)",
+            )
         self._refresh(head, ())
 
     def _refresh(self, head: AnyHead, done: Sequence[Walker]) -> None:
@@ -528,6 +541,19 @@ def _check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
             f"plan: wanted one for (kind, state, hidden, vocab, rank, table rows, mapped, "
             f"dtype) = {wanted}, found {found}; make it with plan_residency(head, ...)"
         )
+
+
+def _check_sharing(head: AnyHead, sharing: Sequence[Walker]) -> None:
+    for other in sharing:
+        if not isinstance(other, Walker) or other.head is not head:
+            raise InputError.mismatch(
+                "sharing",
+                wanted="Walkers of this very head",
+                found=f"a Walker of another {type(other.head).__name__}"
+                if isinstance(other, Walker)
+                else type(other).__name__,
+                fix="leave it out, or make a WalkerSet",
+            )
 
 
 def _packed_of(walkers: Sequence[Walker]) -> list[PackedHead]:

@@ -31,8 +31,10 @@ def numbers(kind: type[_T], least: float) -> Callable[[str], tuple[_T, ...]]:
 
 def size(text: str) -> int:
     """An argument type: one positive integer."""
-    (value,) = numbers(int, 1)(text)[:1]
-    return value
+    values = numbers(int, 1)(text)
+    if len(values) != 1:
+        raise argparse.ArgumentTypeError(f"wanted one positive integer, got {text!r}")
+    return values[0]
 
 
 def names(choices: Sequence[str]) -> Callable[[str], tuple[str, ...]]:

@@ -27,7 +27,7 @@ struct WalkArgs {
   ExchangeWord* slots;
   const Byte* state_weight;      // [3 STATE, STATE] in bf16, of a head with a state
   const Byte* projector_weight;  // [PROJECTOR_ROWS, STATE] in bf16, of a Domino head
-  u64* state_slots;              // [2, GROUPS * COLUMNS, UNITS * UNIT_WORDS], then the projector's
+  u64* state_slots;              // [EARLY_SLOTS, GROUPS * COLUMNS, UNITS * UNIT_WORDS], the projector's
   Status* status;
   u64* trace;
   int num_requests, num_steps;
