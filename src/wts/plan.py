@@ -34,6 +34,7 @@ WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
 # After publishing; sampled blocks are further apart, so that some wait anyway (docs/measured.md).
 FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES = 200, 100
 LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
+PART_SLOTS = 4  # steps of which a block holds what hidden states add: made three ahead
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
 
 
@@ -480,6 +481,7 @@ class ResidencyPlan:
             "UNIT_WORDS": self.unit_words,
             "UNIT_BYTES": self.unit_bytes,
             "EARLY_SLOTS": self.early_slots,
+            "PART_SLOTS": PART_SLOTS,
             "BLOCK_UNITS": self.block_units,
             "PROJECTOR_ROWS": self.projector_rows,
             "BLOCK_PROJECTIONS": self.block_projections,
@@ -603,7 +605,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("projector_weight", 2 * plan.block_projections * max(1, plan.state), 16),
         ("hidden_weight", 2 * plan.hidden_rows * hidden, 16),
         ("hidden", 2 * hidden * early, 16),
-        ("own_part", 2 * 4 * plan.hidden_rows * early, 16),
+        ("own_part", PART_SLOTS * 4 * plan.hidden_rows * early, 16),
         ("state", 2 * plan.states * max(1, plan.state), 16),
         ("early", plan.unit_bytes * max(1, plan.units) * early, 16),
         ("joint", 2 * plan.joint_numbers * early, 16),

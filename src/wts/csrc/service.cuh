@@ -468,7 +468,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
     if (plan::EXCHANGE_LAG == 0 || round < rounds) {
       if (FIRST && self.leads()) stage(round + AHEAD);
-      self.make_parts(round);
+      self.work_behind_sweep(round);
       if (self.leads()) {
         self.publish(round);
         if (!FIRST) stage(round + AHEAD);
