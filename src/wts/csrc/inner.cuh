@@ -239,15 +239,16 @@ struct InnerWork {
 
   // ---- products with hidden states, where the kernel makes them ----------------------------------
 
-  // Asks for the hidden states of a step of a request, once the crew is through with those before.
+  // Asks for the hidden states of a step of a request, once the crew is through with those in their place.
   __device__ __forceinline__ void ask_hidden(int step, int column) const {
     if (step >= args.num_steps || crew.lane() != 0) return;
     constexpr u32 BYTES = 2 * plan::HIDDEN_STORAGE;
     const int request = min(column, args.num_requests - 1);  // an absent one gets another's
     const long long first = request * args.hidden_request_stride + step * args.hidden_step_stride;
-    Barrier* landed = &shared.hidden_landed[column];
+    const int place = step % plan::HIDDEN_PLACES;
+    Barrier* landed = &shared.hidden_landed[place][column];
     barrier_arrive_expect(landed, BYTES);
-    bulk_copy(shared.hidden[column], args.hidden + 2 * first, BYTES, landed);
+    bulk_copy(shared.hidden[place][column], args.hidden + 2 * first, BYTES, landed);
   }
 
   // Multiplies them with this block's rows: parts of its sums. A sum of one row a unit is the same warp's
@@ -258,7 +259,8 @@ struct InnerWork {
     constexpr int ALL = PROJECTOR ? plan::PROJECTOR_ROWS : plan::UNITS;
     if (step >= args.num_steps) return;
     const int lane = lane_index(), first = static_cast<int>(blockIdx.x) * EACH;
-    barrier_wait(&shared.hidden_landed[column], static_cast<u32>(step) & 1u);
+    const int place = step % plan::HIDDEN_PLACES;
+    barrier_wait(&shared.hidden_landed[place][column], step / plan::HIDDEN_PLACES & 1);
 #pragma unroll 1
     for (int own = crew.member; own < plan::HIDDEN_ROWS; own += Crew::MEMBERS) {
       const int unit = first + own % EACH, row = own / EACH * ALL + unit;
@@ -266,8 +268,8 @@ struct InnerWork {
       float bias = 0.0f, sum[1];
       if (args.hidden_bias != nullptr)
         bias = bf16_value(load_global_2(args.hidden_bias + 2 * row));
-      lane_products<1, plan::HIDDEN_STORAGE>(shared.hidden_weight[own], 0, shared.hidden[column],
-                                             lane, sum);
+      lane_products<1, plan::HIDDEN_STORAGE>(shared.hidden_weight[own], 0,
+                                             shared.hidden[place][column], lane, sum);
       const float part = args.hidden_bias != nullptr ? __fadd_rn(sum[0], bias) : sum[0];
       if (lane == 0) {
         shared.own_part[part_slot(step)][column][own] = part;
@@ -304,12 +306,21 @@ constexpr int CREW_BARRIER = plan::SWEEP_WARPS / 4 + 1 + plan::SERVICE_WARPS;
 constexpr int FIRST_SUMS = HEAD == Head::GATED ? 2 : 1;
 constexpr int FIRST_PARTS = HEAD == Head::GATED ? 2 : HEAD == Head::RNN ? 3 : 1;
 
+// When the kernel begins: the first hidden states, as many as there are places for. By one warp.
+__device__ __forceinline__ void ask_first_hidden(const WalkArgs& args, Shared& shared) {
+  if constexpr (plan::HIDDEN_INSIDE) {
+    const InnerWork<Crew<1>> work{args, shared, {0, 0}};
+#pragma unroll 1
+    for (int step = 0; step < plan::HIDDEN_PLACES; ++step)
+      each_column([&](int column) { work.ask_hidden(step, column); });
+  }
+}
+
 // By all service warps, who have little else to do while weights come.
 __device__ __forceinline__ void begin_inner_work(const WalkArgs& args, Shared& shared, int member) {
   using Servants = Crew<plan::SERVICE_WARPS>;
   const InnerWork<Servants> work{args, shared, {member, CREW_BARRIER + 1}};
   each_column([&](int column) { work.begin_state(column); });
-  if constexpr (plan::HIDDEN_INSIDE) each_column([&](int column) { work.ask_hidden(0, column); });
   barrier_wait(&shared.state_landed, 0);
   work.crew.sync();
 #pragma unroll 1
@@ -317,7 +328,7 @@ __device__ __forceinline__ void begin_inner_work(const WalkArgs& args, Shared& s
     if constexpr (plan::HIDDEN_INSIDE) {
       each_column([&](int column) { work.make_part(step, column); });
       work.crew.sync();
-      each_column([&](int column) { work.ask_hidden(step + 1, column); });
+      each_column([&](int column) { work.ask_hidden(step + plan::HIDDEN_PLACES, column); });
     }
     if (step < min(FIRST_SUMS, args.num_steps))
       each_column([&](int column) { work.publish_early(step, column); });
@@ -350,7 +361,7 @@ __device__ __forceinline__ void work_behind_sweep(const WalkArgs& args, Shared& 
     each_column([&](int column) { work.make_part(step + MADE, column); });
   if constexpr (plan::HIDDEN_INSIDE || SWEEPERS_TAKE_IN) work.crew.sync();
   if constexpr (plan::HIDDEN_INSIDE)
-    each_column([&](int column) { work.ask_hidden(step + MADE + 1, column); });
+    each_column([&](int column) { work.ask_hidden(step + MADE + plan::HIDDEN_PLACES, column); });
 }
 
 // Before the sweep of a step (Domino): the token is taken in, for its latent and for the step to come. The

@@ -115,7 +115,7 @@ struct LatentWarp {
   // All of the team have come as far: the hidden states that were multiplied are not needed any more.
   __device__ __forceinline__ void parts_made(int step) const {
     if constexpr (FOLLOWERS_WORK)
-      multipliers_work().ask_hidden(step + FIRST_PARTS + 1, column(0));
+      multipliers_work().ask_hidden(step + FIRST_PARTS + plan::HIDDEN_PLACES, column(0));
   }
 
   // All blocks' words, by the team, who then have to wait for each other.
