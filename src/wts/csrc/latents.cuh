@@ -106,8 +106,9 @@ struct LatentWarp {
       if (member() == TEAM - 1) {
         const InnerWork<Crew<1>> gatherers_work{args, shared, {0, 0}};
         gatherers_work.template gather<false>(step + 1, column(0));
+        if (TEAM > 2) return;
       }
-      if (member() > Multipliers::MEMBERS || step + FIRST_SUMS >= args.num_steps) return;
+      if (step + FIRST_SUMS >= args.num_steps) return;
       multipliers_work().make_part(step + FIRST_PARTS, column(0));
       multipliers_work().publish_early(step + FIRST_SUMS, column(0));
     }
