@@ -486,3 +486,17 @@ def test_a_warpgroups_plan_can_become_one_of_lone_warps(sampled: bool) -> None:
         plan.step_type,
     )
     assert last.groups * last.columns >= plan.batch
+
+
+@pytest.mark.parametrize(("sampled", "places"), [(False, 2), (True, 1)])
+def test_hidden_states_have_a_second_place_where_that_displaces_nothing(
+    sampled: bool, places: int
+) -> None:
+    """An RNN head of one request; a sampled plan's noise takes the room of another place."""
+    shape = Shape(vocab=151_936, rank=256, kind="rnn", state=256, hidden=2560)
+    plan = plan_residency(shape, hopper(), batch=1, sampled=sampled)
+    assert plan.hidden_inside
+    assert (plan.hidden_places, plan.base_slots) == (places, 4)
+    assert dict(shared_layout(replace(plan, hidden_places=1)))["own_part"] == (
+        dict(shared_layout(plan))["own_part"] - 2 * 2560 * (places - 1)
+    )

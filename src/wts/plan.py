@@ -43,6 +43,7 @@ class ResidencyPlan:
 
     Made by `planner.plan_residency`; `print(plan)` shows the ledger. Equal plans have equal `hash`.
     `hidden_inside`: whether the kernel multiplies hidden states, each block with rows of its own.
+    `hidden_places`: steps whose hidden states it then holds at once.
     """
 
     gpu: str
@@ -51,6 +52,7 @@ class ResidencyPlan:
     state: int
     hidden: int
     hidden_inside: bool
+    hidden_places: int
     vocab: int
     rank: int
     table_rows: int
@@ -224,6 +226,11 @@ class ResidencyPlan:
     def joint_numbers(self) -> int:
         """Sums of a request that an RNN's state is made of; one where there are none."""
         return 2 * self.rank if self.kind == "rnn" else 1
+
+    @property
+    def part_slots(self) -> int:
+        """Steps of which a block holds what hidden states add: an RNN's are made three ahead."""
+        return 4 if self.hidden_inside and self.kind == "rnn" else 2
 
     @property
     def early_slots(self) -> int:
@@ -480,12 +487,14 @@ class ResidencyPlan:
             "STATES": self.states,
             "HIDDEN": max(1, self.hidden),
             "HIDDEN_ROWS": self.hidden_rows,
+            "HIDDEN_PLACES": self.hidden_places,
             "HIDDEN_STORAGE": self.hidden if self.hidden_inside else 1,
             "UNITS": self.units,
             "UNIT_ROWS": self.unit_rows,
             "UNIT_WORDS": self.unit_words,
             "UNIT_BYTES": self.unit_bytes,
             "EARLY_SLOTS": self.early_slots,
+            "PART_SLOTS": self.part_slots,
             "BLOCK_UNITS": self.block_units,
             "PROJECTOR_ROWS": self.projector_rows,
             "BLOCK_PROJECTIONS": self.block_projections,
@@ -608,8 +617,8 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("state_weight", 2 * plan.unit_rows * plan.block_units * max(1, plan.state), 16),
         ("projector_weight", 2 * plan.block_projections * max(1, plan.state), 16),
         ("hidden_weight", 2 * plan.hidden_rows * hidden, 16),
-        ("hidden", 2 * hidden * early, 16),
-        ("own_part", 2 * 4 * plan.hidden_rows * early, 16),
+        ("hidden", 2 * hidden * plan.hidden_places * early, 16),
+        ("own_part", plan.part_slots * 4 * plan.hidden_rows * early, 16),
         ("state", 2 * plan.states * max(1, plan.state), 16),
         ("early", plan.unit_bytes * max(1, plan.units) * early, 16),
         ("joint", 2 * plan.joint_numbers * early, 16),
@@ -625,7 +634,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("ring_landed", 8 * _ring_barriers(plan), 8),
         ("ring_readers", 4 * _ring_barriers(plan), 4),
         ("state_landed", 8, 8),
-        ("hidden_landed", 8 * early, 8),
+        ("hidden_landed", 8 * plan.hidden_places * early, 8),
         ("token_known", 8, 8),
         ("sums_published", 8, 8),
         ("sums_gathered", 8, 8),

@@ -99,13 +99,13 @@ _CHOICES = {
     "greedy, gated": (
         Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
         Choice("mma", 4, 38, 4, 5, (224, 56)),
-        Choice("mma", 2, 40, 4, 5, (224, 56)),
-        Choice("mma", 1, 40, 6, 5, (224, 56)),
+        Choice("mma", 2, 44, 4, 5, (224, 56)),
+        Choice("mma", 1, 44, 6, 5, (224, 56)),
     ),
     "greedy, state": (
         Choice("wgmma", 8, 36, 0, 4, (216, 72), 2),
         Choice("mma", 4, 38, 4, 5, (224, 56)),
-        Choice("mma", 2, 40, 4, 5, (216, 72)),
+        Choice("mma", 2, 38, 4, 5, (216, 72)),
         Choice("mma", 1, 38, 6, 5, (216, 72)),
     ),
     "greedy, domino": (
@@ -336,6 +336,7 @@ def _unplaced(
         state=shape.state,
         hidden=shape.hidden,
         hidden_inside=False,
+        hidden_places=1,
         vocab=shape.vocab,
         rank=shape.rank,
         table_rows=shape.table_rows if shape.table_rows is not None else shape.vocab,
@@ -440,10 +441,16 @@ def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan
     kernel has to run before the walk. Lanes read eight elements at once.
     """
     if plan.hidden > 0 and plan.hidden % 8 == 0 and plan.groups == 1 and plan.columns <= 2:
-        inside = _place_projection(replace(plan, hidden_inside=True), most_registers, live)
-        if inside.shared_bytes <= inside.shared_limit and inside.streamed_fragments == 0:
-            return inside
-    return _place_projection(replace(plan, hidden_inside=False), most_registers, live)
+        fitting = []
+        for places in (2, 1):  # with two, one step's are multiplied while the next one's come
+            inside = replace(plan, hidden_inside=True, hidden_places=places)
+            inside = _place_projection(inside, most_registers, live)
+            if inside.shared_bytes <= inside.shared_limit and inside.streamed_fragments == 0:
+                fitting.append(inside)
+        if fitting:  # the first one, unless its second place is in the way of base logits
+            return max(fitting, key=lambda inside: inside.base_slots)
+    plan = replace(plan, hidden_inside=False, hidden_places=1)
+    return _place_projection(plan, most_registers, live)
 
 
 def _place_projection(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:

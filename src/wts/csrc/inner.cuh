@@ -1,9 +1,10 @@
 // Inner sums: what a latent needs of states and hidden states, and no token. Blocks share out the rows,
 // multiply, and exchange the sums. Who does it is a crew of warps:
-//   - where there is one group, the sweeping warps gather sums while they would wait for latents, and a
-//     Domino head's take in tokens; shared memory is then not busy with a sweep;
-//   - the other warps of a team (latents.cuh) multiply hidden states meanwhile;
+//   - where there is one group, the sweeping warps gather a state's sums and multiply hidden states while
+//     they would wait for latents, and a Domino head's take in tokens: shared memory is then not busy with
+//     a sweep, which such work would slow down, and be slowed down by;
 //   - an RNN's state is the service warps': its sums have to be under way while the step is swept;
+//   - a gated head's are the service warps' that do not lead (latents.cuh), once a step has been swept;
 //   - of several groups, each service warp does all for its requests.
 #pragma once
 #include "cells.cuh"
@@ -11,7 +12,8 @@
 
 namespace wts {
 
-constexpr bool SWEEPERS_HELP = EARLY && plan::GROUPS == 1;
+constexpr bool ONE_GROUP = EARLY && plan::GROUPS == 1;
+constexpr bool SWEEPERS_HELP = ONE_GROUP && STATEFUL;
 constexpr bool SWEEPERS_TAKE_IN = SWEEPERS_HELP && HEAD == Head::DOMINO;
 
 // ---- waiting for other blocks ------------------------------------------------------------------
@@ -115,6 +117,16 @@ struct Crew {
   }
 };
 
+// Parts of so many steps are held (work_behind_sweep).
+__device__ __forceinline__ int part_slot(int step) { return step % plan::PART_SLOTS; }
+
+// All requests of one group.
+template <typename Work>
+__device__ __forceinline__ void each_column(Work work) {
+#pragma unroll 1
+  for (int column = 0; column < plan::COLUMNS; ++column) work(column);
+}
+
 template <typename Crew>
 struct InnerWork {
   const WalkArgs& args;
@@ -124,7 +136,7 @@ struct InnerWork {
   // What the hidden states add to a sum of this block: row `own` of its rows, `row` of all. An absent
   // request gets another's.
   __device__ __forceinline__ float part_of(int round, int column, int own, int row) const {
-    if constexpr (plan::HIDDEN_INSIDE) return shared.own_part[round_step(round) & 1][column][own];
+    if constexpr (plan::HIDDEN_INSIDE) return shared.own_part[part_slot(round_step(round))][column][own];
     const int request = min(request_of(round, column), args.num_requests - 1);
     const long long first = static_cast<long long>(request) * args.num_steps + round_step(round);
     return __uint_as_float(load_global_4(args.hidden_part + first * plan::PART + row));
@@ -227,40 +239,40 @@ struct InnerWork {
 
   // ---- products with hidden states, where the kernel makes them ----------------------------------
 
-  // Asks for the hidden states of a step of a request, once the crew is through with those before.
+  // Asks for the hidden states of a step of a request, once the crew is through with those in their place.
   __device__ __forceinline__ void ask_hidden(int step, int column) const {
     if (step >= args.num_steps || crew.lane() != 0) return;
     constexpr u32 BYTES = 2 * plan::HIDDEN_STORAGE;
     const int request = min(column, args.num_requests - 1);  // an absent one gets another's
     const long long first = request * args.hidden_request_stride + step * args.hidden_step_stride;
-    Barrier* landed = &shared.hidden_landed[column];
+    const int place = step % plan::HIDDEN_PLACES;
+    Barrier* landed = &shared.hidden_landed[place][column];
     barrier_arrive_expect(landed, BYTES);
-    bulk_copy(shared.hidden[column], args.hidden + 2 * first, BYTES, landed);
+    bulk_copy(shared.hidden[place][column], args.hidden + 2 * first, BYTES, landed);
   }
 
-  // Multiplies them with this block's rows: parts of its sums, by the warp that publishes them if the crew
-  // does.
+  // Multiplies them with this block's rows: parts of its sums. A sum of one row a unit is the same warp's
+  // that publishes it, if the crew does.
   __device__ __forceinline__ void make_part(int step, int column) const {
     constexpr bool PROJECTOR = HEAD == Head::DOMINO;
-    constexpr int KINDS = PROJECTOR ? 1 : plan::UNIT_ROWS;
     constexpr int EACH = PROJECTOR ? plan::BLOCK_PROJECTIONS : plan::BLOCK_UNITS;
     constexpr int ALL = PROJECTOR ? plan::PROJECTOR_ROWS : plan::UNITS;
     if (step >= args.num_steps) return;
     const int lane = lane_index(), first = static_cast<int>(blockIdx.x) * EACH;
-    barrier_wait(&shared.hidden_landed[column], static_cast<u32>(step) & 1u);
+    const int place = step % plan::HIDDEN_PLACES;
+    barrier_wait(&shared.hidden_landed[place][column], step / plan::HIDDEN_PLACES & 1);
 #pragma unroll 1
-    for (int own = crew.member; own < EACH && first + own < ALL; own += Crew::MEMBERS) {
-      const int kind = min(lane, KINDS - 1), row = kind * ALL + first + own;  // whose sum a lane keeps
-      float bias = 0.0f, sum[KINDS];
+    for (int own = crew.member; own < plan::HIDDEN_ROWS; own += Crew::MEMBERS) {
+      const int unit = first + own % EACH, row = own / EACH * ALL + unit;
+      if (unit >= ALL) continue;
+      float bias = 0.0f, sum[1];
       if (args.hidden_bias != nullptr)
         bias = bf16_value(load_global_2(args.hidden_bias + 2 * row));
-      lane_products<KINDS, plan::HIDDEN_STORAGE>(shared.hidden_weight[own],
-                                                 EACH * plan::HIDDEN_STORAGE, shared.hidden[column],
-                                                 lane, sum);
-      float part = of_lane(sum, lane);
-      if (args.hidden_bias != nullptr) part = __fadd_rn(part, bias);
-      if (lane < KINDS) {
-        shared.own_part[step & 1][column][kind * EACH + own] = part;
+      lane_products<1, plan::HIDDEN_STORAGE>(shared.hidden_weight[own], 0,
+                                             shared.hidden[place][column], lane, sum);
+      const float part = args.hidden_bias != nullptr ? __fadd_rn(sum[0], bias) : sum[0];
+      if (lane == 0) {
+        shared.own_part[part_slot(step)][column][own] = part;
         if (column < args.num_requests)  // for whoever asks what was added
           args.hidden_part[(column * args.num_steps + step) * plan::PART + row] = part;
       }
@@ -289,41 +301,39 @@ struct InnerWork {
 // Their barriers are behind those of warpgroups and of teams.
 constexpr int CREW_BARRIER = plan::SWEEP_WARPS / 4 + 1 + plan::SERVICE_WARPS;
 
-// How long before they are gathered sums are made, and parts of them before that: steps. A gated head's
-// need nothing of the step before; a Domino head's parts belong to its projector, whose sums are made
-// when the token is known.
-constexpr int SUMS_AHEAD = HEAD == Head::GATED ? 2 : 1;
-constexpr int PARTS_AHEAD = HEAD == Head::DOMINO ? 1 : 2;
+// Before the first sweep: steps whose sums are made then, a gated head's need nothing of the step before;
+// and whose parts are. Those that follow are made behind or before sweeps.
+constexpr int FIRST_SUMS = HEAD == Head::GATED ? 2 : 1;
+constexpr int FIRST_PARTS = HEAD == Head::GATED ? 2 : HEAD == Head::RNN ? 3 : 1;
 
-// Before the first sweep, by all service warps, who have little else to do while weights come: the first
-// sums, and parts of those that follow.
+// When the kernel begins: the first hidden states, as many as there are places for. By one warp.
+__device__ __forceinline__ void ask_first_hidden(const WalkArgs& args, Shared& shared) {
+  if constexpr (plan::HIDDEN_INSIDE) {
+    const InnerWork<Crew<1>> work{args, shared, {0, 0}};
+#pragma unroll 1
+    for (int step = 0; step < plan::HIDDEN_PLACES; ++step)
+      each_column([&](int column) { work.ask_hidden(step, column); });
+  }
+}
+
+// By all service warps, who have little else to do while weights come.
 __device__ __forceinline__ void begin_inner_work(const WalkArgs& args, Shared& shared, int member) {
   using Servants = Crew<plan::SERVICE_WARPS>;
   const InnerWork<Servants> work{args, shared, {member, CREW_BARRIER + 1}};
-#pragma unroll 1
-  for (int column = 0; column < plan::COLUMNS; ++column) work.begin_state(column);
+  each_column([&](int column) { work.begin_state(column); });
   barrier_wait(&shared.state_landed, 0);
   work.crew.sync();
 #pragma unroll 1
-  for (int step = 0; step < PARTS_AHEAD; ++step) {
-#pragma unroll 1
-    for (int column = 0; column < plan::COLUMNS; ++column) {
-      if constexpr (plan::HIDDEN_INSIDE) {
-        work.ask_hidden(step, column);
-        work.make_part(step, column);
-      }
+  for (int step = 0; step < FIRST_PARTS; ++step) {
+    if constexpr (plan::HIDDEN_INSIDE) {
+      each_column([&](int column) { work.make_part(step, column); });
+      work.crew.sync();
+      each_column([&](int column) { work.ask_hidden(step + plan::HIDDEN_PLACES, column); });
     }
-    work.crew.sync();
-#pragma unroll 1
-    for (int column = 0; column < plan::COLUMNS; ++column)
-      if (step < SUMS_AHEAD && step < args.num_steps) work.publish_early(step, column);
-    work.crew.sync();
+    if (step < min(FIRST_SUMS, args.num_steps))
+      each_column([&](int column) { work.publish_early(step, column); });
   }
-#pragma unroll 1
-  for (int column = 0; column < plan::COLUMNS; ++column) {
-    if constexpr (plan::HIDDEN_INSIDE) work.ask_hidden(PARTS_AHEAD, column);
-    work.template gather<false>(0, column);
-  }
+  each_column([&](int column) { work.template gather<false>(0, column); });
   work.crew.sync();
 }
 
@@ -334,35 +344,42 @@ __device__ __forceinline__ SweepersWork sweepers_work(const WalkArgs& args, Shar
   return {args, shared, {warp_index(), CREW_BARRIER}};
 }
 
-// Behind the sweep of a step: all blocks' sums of the next one.
+// Behind the sweep of a step: all blocks' sums of the next one, and of an RNN parts of sums to come.
+// These are wanted late: when the latents of step s + 2 are sent, the service warps add parts of s + 3.
+//   - They have seen the candidates of s + 1 by then, which each sweeping warp offers behind its parts.
+//   - The slot held parts of s - 1. Those were read before the latents of s - 1 came, which have
+//     been swept.
+//   - All warps have read the hidden states before others come in their place.
 __device__ __forceinline__ void work_behind_sweep(const WalkArgs& args, Shared& shared, int step) {
   if (step + 1 >= args.num_steps) return;
   const SweepersWork work = sweepers_work(args, shared);
-#pragma unroll 1
-  for (int column = 0; column < plan::COLUMNS; ++column)
-    work.template gather<false>(step + 1, column);
-  if constexpr (SWEEPERS_TAKE_IN) {
-    work.crew.sync();
-  } else {
-    warp_arrive(&shared.sums_gathered);
-  }
+  each_column([&](int column) { work.template gather<false>(step + 1, column); });
+  if constexpr (!SWEEPERS_TAKE_IN) warp_arrive(&shared.sums_gathered);
+  // A Domino head's parts of the next step are there (work_before_sweep).
+  constexpr int MADE = HEAD == Head::DOMINO ? 1 : FIRST_PARTS;
+  if constexpr (plan::HIDDEN_INSIDE && HEAD == Head::RNN)
+    each_column([&](int column) { work.make_part(step + MADE, column); });
+  if constexpr (plan::HIDDEN_INSIDE || SWEEPERS_TAKE_IN) work.crew.sync();
+  if constexpr (plan::HIDDEN_INSIDE)
+    each_column([&](int column) { work.ask_hidden(step + MADE + plan::HIDDEN_PLACES, column); });
 }
 
-// Before the sweep of a step (Domino): the token is taken in, for its latent and for the step to come.
+// Before the sweep of a step (Domino): the token is taken in, for its latent and for the step to come. The
+// parts of that one's projections are made last, by the warps that add them, who then wait for a latent
+// anyway.
 __device__ __forceinline__ void work_before_sweep(const WalkArgs& args, Shared& shared, int step) {
   const SweepersWork work = sweepers_work(args, shared);
   barrier_wait(&shared.token_known, static_cast<u32>(step) & 1u);
-#pragma unroll 1
-  for (int column = 0; column < plan::COLUMNS; ++column)
-    work.take_in(step, column, shared.inner_token[column]);
+  each_column([&](int column) { work.take_in(step, column, shared.inner_token[column]); });
   work.crew.sync();
-#pragma unroll 1
-  for (int column = 0; step > 0 && column < plan::COLUMNS; ++column)  // the first has no latent
-    work.publish_projections(step, column);
-  if (step > 0) warp_arrive(&shared.sums_published);
-#pragma unroll 1
-  for (int column = 0; step + 1 < args.num_steps && column < plan::COLUMNS; ++column)
-    work.publish_early(step + 1, column);
+  if (step > 0) {  // the first has no latent
+    each_column([&](int column) { work.publish_projections(step, column); });
+    warp_arrive(&shared.sums_published);
+  }
+  if (step + 1 >= args.num_steps) return;
+  each_column([&](int column) { work.publish_early(step + 1, column); });
+  if constexpr (plan::HIDDEN_INSIDE)
+    each_column([&](int column) { work.make_part(step + 1, column); });
 }
 
 // What a service warp waits for before it makes a latent: that the sums are there, or, of a Domino head,

@@ -79,32 +79,44 @@ struct LatentWarp {
 
   // ---- inner sums --------------------------------------------------------------------------------
 
-  // Where sweeping warps do not help, each service warp does the inner work of its columns; an RNN's team
-  // keeps its state anyway.
-  static constexpr bool WORKS = EARLY && !SWEEPERS_HELP;
+  // Of several groups, each service warp does the inner work of its columns; an RNN's team keeps its state
+  // anyway.
+  static constexpr bool WORKS = EARLY && !ONE_GROUP;
   static_assert(!WORKS || TEAM == 1, "several groups have no teams");
   static_assert(!plan::HIDDEN_INSIDE || (TEAM > 1 && SERVED == 1), "a team has one column");
   __device__ __forceinline__ InnerWork<Crew<TEAM>> work() const {
     return {args, shared, {member(), plan::SWEEP_WARPS / 4 + 1 + team()}};
   }
 
-  // Those of a team that do not lead multiply hidden states, while a step is swept and exchanged, for a
-  // later one.
-  __device__ __forceinline__ void make_parts(int step) const {
-    if constexpr (plan::HIDDEN_INSIDE) {
-      if (leads()) return;
-      const InnerWork<Crew<TEAM - 1>> work{args, shared, {member() - 1, 0}};
-      work.make_part(step + PARTS_AHEAD, column(0));
-      if (HEAD == Head::GATED && step + SUMS_AHEAD < args.num_steps)
-        work.publish_early(step + SUMS_AHEAD, column(0));
+  // A gated head's inner work is its followers', those of a team that do not lead. The last one gathers,
+  // and multiplies only if it is the only one.
+  static constexpr bool FOLLOWERS_WORK = HEAD == Head::GATED && ONE_GROUP;
+  using Multipliers = Crew<(TEAM > 2 ? TEAM - 2 : 1)>;
+  __device__ __forceinline__ InnerWork<Multipliers> multipliers_work() const {
+    return {args, shared, {member() - 1, 0}};
+  }
+
+  // Once a step has been swept: all blocks' sums of the next one, which the team waits for when it has the
+  // token, and this block's of the one after that.
+  __device__ __forceinline__ void work_behind_sweep(int round) const {
+    if constexpr (FOLLOWERS_WORK) {
+      const int step = round_step(round);
+      if (leads() || step + 1 >= args.num_steps) return;
+      barrier_wait(&shared.candidates_ready[round_slot(round)], round_slot_parity(round));
+      if (member() == TEAM - 1) {
+        const InnerWork<Crew<1>> gatherers_work{args, shared, {0, 0}};
+        gatherers_work.template gather<false>(step + 1, column(0));
+        if (TEAM > 2) return;
+      }
+      if (step + FIRST_SUMS >= args.num_steps) return;
+      multipliers_work().make_part(step + FIRST_PARTS, column(0));
+      multipliers_work().publish_early(step + FIRST_SUMS, column(0));
     }
   }
-  // All of the team have come as far: the hidden states they were made of are not needed any more.
+  // All of the team have come as far: the hidden states that were multiplied are not needed any more.
   __device__ __forceinline__ void parts_made(int step) const {
-    if constexpr (plan::HIDDEN_INSIDE) {
-      const InnerWork<Crew<TEAM - 1>> work{args, shared, {member() - 1, 0}};
-      work.ask_hidden(step + PARTS_AHEAD + 1, column(0));
-    }
+    if constexpr (FOLLOWERS_WORK)
+      multipliers_work().ask_hidden(step + FIRST_PARTS + plan::HIDDEN_PLACES, column(0));
   }
 
   // All blocks' words, by the team, who then have to wait for each other.
@@ -116,7 +128,7 @@ struct LatentWarp {
 
   // Before the first step.
   __device__ __forceinline__ void begin_states() const {
-    if constexpr (SWEEPERS_HELP) begin_inner_work(args, shared, service());
+    if constexpr (ONE_GROUP) begin_inner_work(args, shared, service());
     if constexpr (WORKS) {
       barrier_wait(&shared.state_landed, 0);
 #pragma unroll 1

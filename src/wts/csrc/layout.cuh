@@ -40,13 +40,13 @@ struct Shared {
                                    [plan::SAMPLED ? plan::CANDIDATES : 1];
   // By service warp: words of a race too close for approximate scores.
   alignas(16) unsigned int race[plan::SCORED ? plan::SERVICE_WARPS : 1][plan::RACE_WORDS];
-  // This block's rows of the matrices that states and hidden states are multiplied with, in bf16, and
-  // what hidden states, those of a step, add to their sums: by steps' parity.
+  // This block's rows of the matrices that states and hidden states are multiplied with, in bf16; hidden
+  // states of the next steps, and what they add to these rows' sums.
   alignas(16) unsigned short state_weight[plan::UNIT_ROWS * plan::BLOCK_UNITS][plan::STATE];
   alignas(16) unsigned short projector_weight[plan::BLOCK_PROJECTIONS][plan::STATE];
   alignas(16) unsigned short hidden_weight[plan::HIDDEN_ROWS][plan::HIDDEN_STORAGE];
-  alignas(16) unsigned short hidden[plan::EARLY_COLUMNS][plan::HIDDEN_STORAGE];
-  alignas(16) float own_part[2][plan::EARLY_COLUMNS][plan::HIDDEN_ROWS];
+  alignas(16) unsigned short hidden[plan::HIDDEN_PLACES][plan::EARLY_COLUMNS][plan::HIDDEN_STORAGE];
+  alignas(16) float own_part[plan::PART_SLOTS][plan::EARLY_COLUMNS][plan::HIDDEN_ROWS];
   // The state of each request, and all blocks' inner sums with those of a round.
   alignas(16) unsigned short state[plan::STATES][plan::STATE];
   alignas(16) Byte early[plan::EARLY_COLUMNS][plan::UNIT_STORAGE * plan::UNIT_BYTES];
@@ -68,7 +68,7 @@ struct Shared {
   // Warps that have read a place of a warpgroup's ring, so far.
   unsigned int ring_readers[plan::RINGS][plan::RING_LENGTH];
   Barrier state_landed;
-  Barrier hidden_landed[plan::EARLY_COLUMNS];
+  Barrier hidden_landed[plan::HIDDEN_PLACES][plan::EARLY_COLUMNS];
   Barrier token_known;
   Barrier sums_published;
   Barrier sums_gathered;

@@ -185,18 +185,31 @@ struct ServiceWarp : LatentWarp {
     latents_sent(round);
   }
 
-  // The anchor is the caller's: outside the table it is clamped, and counted once per request.
+  // The anchor is the caller's: outside the table it is clamped.
+  __device__ __forceinline__ long long anchor_of(int request) const {
+    return request < args.num_requests ? args.anchor[request * args.anchor_stride] : 0;
+  }
+  __device__ __forceinline__ static int clamped(long long anchor) {
+    return static_cast<int>(min(max(anchor, 0ll), static_cast<long long>(plan::TABLE_ROWS - 1)));
+  }
+
+  // Asks L2 for the anchors' input rows, of one group: by warps with nothing else to ask for.
+  __device__ __forceinline__ void prefetch_anchors() const {
+    if constexpr (ONE_GROUP) {
+      if (member() != 1 % TEAM || lane_index() >= SERVED) return;
+      prefetch_l2(table_row(clamped(anchor_of(column(lane_index())))), plan::TABLE_ROW_BYTES);
+    }
+  }
+
+  // Anchors outside the table are counted once per request.
   __device__ __forceinline__ void send_anchors(int group) const {
 #pragma unroll 1
     for (int served = 0; served < SERVED; ++served) {
       const int request = this->request(group, column(served));
-      long long anchor =
-          request < args.num_requests ? args.anchor[request * args.anchor_stride] : 0;
-      const long long clamped =
-          min(max(anchor, 0ll), static_cast<long long>(plan::TABLE_ROWS - 1));
-      if (anchor != clamped && blockIdx.x == 0 && leads() && lane_index() == 0)
+      const long long anchor = anchor_of(request);
+      const int token[1] = {clamped(anchor)};
+      if (anchor != token[0] && blockIdx.x == 0 && leads() && lane_index() == 0)
         atomicAdd(&args.status->clamped_anchors, 1u);
-      const int token[1] = {static_cast<int>(clamped)};
       if (LATER > 1 && lane_index() == 0)
         shared.token[request % LATER] = token[0];
       tell_tokens<1>(served, token);
@@ -454,6 +467,8 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
     for (int served = 0; ONE && !self.simple() && round < rounds && served < SERVED; ++served)
       self.finish_base(self.column(served), round);
   };
+  self.prefetch_anchors();
+  __syncwarp();
   if (self.leads()) {
     self.fill_padding();
 #pragma unroll 1
@@ -468,7 +483,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
     if (plan::EXCHANGE_LAG == 0 || round < rounds) {
       if (FIRST && self.leads()) stage(round + AHEAD);
-      self.make_parts(round);
+      self.work_behind_sweep(round);
       if (self.leads()) {
         self.publish(round);
         if (!FIRST) stage(round + AHEAD);

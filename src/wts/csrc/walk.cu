@@ -7,8 +7,9 @@ namespace wts {
 __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
   barrier_init(&shared.weights_landed, 1);
   barrier_init(&shared.state_landed, 1);
-  for (int column = 0; column < plan::EARLY_COLUMNS; ++column)
-    barrier_init(&shared.hidden_landed[column], 1);
+  for (int place = 0; place < plan::HIDDEN_PLACES; ++place)
+    for (int column = 0; column < plan::EARLY_COLUMNS; ++column)
+      barrier_init(&shared.hidden_landed[place][column], 1);
   barrier_init(&shared.token_known, plan::COLUMNS * WARP_ARRIVALS);
   barrier_init(&shared.sums_published, plan::SWEEP_WARPS * WARP_ARRIVALS);
   barrier_init(&shared.sums_gathered, plan::SWEEP_WARPS * WARP_ARRIVALS);
@@ -121,6 +122,7 @@ extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
   } else {
     give_registers<plan::SERVICE_REGISTERS>();
     if (threadIdx.x >= plan::THREADS - 32) {
+      ask_first_hidden(args, shared);
       if constexpr (EARLY) load_inner_weights(args, shared);
       load_shared_weights(args, shared);
     }
