@@ -23,7 +23,7 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("domino",),
     ("plan", "cells"),
     ("planner", "pack", "noise", "reading", "bounds"),
-    ("reference", "emulator", "compile"),
+    ("reference", "emulator", "compile", "cost"),
     ("walk",),
     ("walkers",),
     ("bench", "sglang", "doctor", "fidelity", "figures"),

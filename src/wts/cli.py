@@ -200,6 +200,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    from wts.cost import cost_line, predict
     from wts.planner import Shape, plan_residency
 
     spec = gpu_spec(args.gpu)
@@ -229,7 +230,14 @@ def _plan(args: argparse.Namespace) -> int:
         state=state,
         hidden=0 if args.head_kind == "markov" else hidden,
     )
-    print(plan_residency(shape, spec, batch=args.batch, steps=args.steps, sampled=args.sampled))
+    plan = plan_residency(shape, spec, batch=args.batch, steps=args.steps, sampled=args.sampled)
+    print(plan)
+    try:
+        cost = predict(plan, spec)
+    except DeviceError as error:  # a GPU of no known kind, whose driver names no clock
+        print(f"  no prediction: {error}")
+    else:
+        print(f"  {cost_line(cost, plan.gpu, plan.batch)}")
     return 0
 
 
