@@ -27,7 +27,7 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("walk",),
     ("walkers",),
     ("bench", "sglang", "doctor", "fidelity", "figures"),
-    ("sample",),
+    ("sample", "plot"),
     ("demo",),
     ("cli",),
     ("__main__",),

@@ -18,7 +18,7 @@ from wts.bench.record import read
 from wts.cost import Constants
 from wts.errors import InputError
 
-__all__ = ["fit", "main"]
+__all__ = ["errors", "fit", "main"]
 
 _TRIES = 40
 _LARGEST_STEP = 0.3  # of a constant's logarithm
@@ -60,22 +60,34 @@ def fit(points: Sequence[Predicted], start: Constants | None = None) -> Constant
     return constants(logs)
 
 
+def errors(points: Sequence[Predicted], constants: Constants) -> str:
+    """The errors of constants in one line, and what each vocabulary says about the others."""
+    worst = max(abs(point.error(constants)) for point in points)
+    text = (
+        f"{len(points)} complete calls: mean error {100 * mean_error(points, constants):.1f} %, "
+        f"largest {100 * worst:.1f} %"
+    )
+    crossed = []
+    for vocab in sorted({point.vocab for point in points}):
+        others = [point for point in points if point.vocab != vocab]
+        left = [point for point in points if point.vocab == vocab]
+        if others:
+            crossed.append(f"{100 * mean_error(left, fit(others)):.1f} %")
+    if crossed:
+        text += f"; {' and '.join(crossed)} where only the other vocabulary was fitted"
+    return f"{text}."
+
+
 def main(argv: Sequence[str]) -> int:
-    """Print the fitted constants of a results file, and their errors."""
+    """Print the fitted constants of a results file, and their errors; then the committed ones'."""
     points = predictions(read(Path(argv[0])))
     if not points:
         raise InputError("file: wanted cold walks of Markov heads, found none; pass head.jsonl")
     found = fit(points)
     for name, value in found.fitted().items():
         print(f"{name} = {value:.4g}")
-    worst = max(abs(point.error(found)) for point in points)
-    print(f"{len(points)} points: mean error {mean_error(points, found):.1%}, largest {worst:.1%}")
-    for vocab in sorted({point.vocab for point in points}):
-        others = [point for point in points if point.vocab != vocab]
-        left = [point for point in points if point.vocab == vocab]
-        if others:
-            error = mean_error(left, fit(others))
-            print(f"V = {vocab}, predicted from the other vocabularies: mean error {error:.1%}")
+    print(f"these constants, {errors(points, found)}")
+    print(f"committed ones, {errors(points, Constants())}")
     return 0
 
 
