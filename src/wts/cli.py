@@ -1,4 +1,4 @@
-"""The command line: wts demo | plan | walk | fidelity | doctor | bench.
+"""The command line: wts demo | plan | walk | fidelity | doctor | bench | plot.
 
 Results go to standard output, progress and errors to standard error. An error that names its cause
 (`WalkError`) is one line and exit status 2.
@@ -34,6 +34,8 @@ _BASE_LOGITS = "base_logits"
 _HIDDEN = "hidden"
 _STATE_SIZE = 1024  # of published Domino heads
 _HIDDEN_SIZE = 2560  # of Qwen3-4B
+_RESULTS = Path("benchmarks/results/h200")
+_FIGURES = Path("benchmarks/figures")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -172,6 +174,20 @@ def _parser() -> argparse.ArgumentParser:
         help="see wts bench head --help, wts bench serving --help",
     )
     bench.set_defaults(run=_bench)
+
+    plot = commands.add_parser("plot", help="draw what was measured, as SVG and PNG")
+    plot.add_argument(
+        "--results",
+        type=Path,
+        default=_RESULTS,
+        metavar="DIR",
+        help=f"records of one GPU, default {_RESULTS}",
+    )
+    plot.add_argument(
+        "--out", type=Path, metavar="DIR", help=f"default {_FIGURES}/<name of the results folder>"
+    )
+    plot.add_argument("--figures", metavar="NAME,..", help="default: all that the records allow")
+    plot.set_defaults(run=_plot)
     return parser
 
 
@@ -200,6 +216,7 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
+    from wts.cost import cost_line, predict
     from wts.planner import Shape, plan_residency
 
     spec = gpu_spec(args.gpu)
@@ -229,7 +246,14 @@ def _plan(args: argparse.Namespace) -> int:
         state=state,
         hidden=0 if args.head_kind == "markov" else hidden,
     )
-    print(plan_residency(shape, spec, batch=args.batch, steps=args.steps, sampled=args.sampled))
+    plan = plan_residency(shape, spec, batch=args.batch, steps=args.steps, sampled=args.sampled)
+    print(plan)
+    try:
+        cost = predict(plan, spec)
+    except DeviceError as error:  # a GPU of no known kind, whose driver names no clock
+        print(f"  no prediction: {error}")
+    else:
+        print(f"  {cost_line(cost, plan.gpu, plan.batch)}")
     if not spec.is_hopper:
         print("  there is no kernel for this GPU yet: only the emulator walks this plan")
     return 0
@@ -412,3 +436,16 @@ def _bench(args: argparse.Namespace) -> int:
     from wts.bench import head
 
     return head.main(args.options)
+
+
+def _plot(args: argparse.Namespace) -> int:
+    from wts.plot.draw import draw_all
+    from wts.plot.points import load
+
+    results = load(args.results)
+    folder = _FIGURES / results.gpu if args.out is None else args.out
+    only = () if args.figures is None else tuple(args.figures.split(","))
+    say = _sayer()
+    for path in draw_all(results, folder, only=only, say=say):
+        print(path)
+    return 0

@@ -34,7 +34,7 @@ class _Field:
 
 _COMMON: dict[str, _Field] = {
     "schema": _Field(kind=int, choices=(SCHEMA,)),
-    "bench": _Field(kind=str, choices=("head", "serving", "fidelity", "acceptance")),
+    "bench": _Field(kind=str, choices=("head", "placement", "serving", "fidelity", "acceptance")),
     "run_id": _Field(kind=str),
     "path": _Field(
         kind=str,
@@ -82,6 +82,13 @@ _TIMED: dict[str, _Field] = {
 _UNTIMED = ("fidelity", "acceptance")
 
 _BY_BENCH: dict[str, dict[str, _Field]] = {
+    # Of a sweeping warp: fragments of 512 bytes; what the assembler spilled, 0 where it did not.
+    "placement": {
+        "register_fragments": _Field(kind=int, least=0),
+        "shared_fragments": _Field(kind=int, least=0),
+        "streamed_fragments": _Field(kind=int, least=0),
+        "spill_bytes": _Field(kind=int, least=0),
+    },
     "serving": {
         "model": _Field(kind=str),
         "draft": _Field(kind=str),

@@ -1,0 +1,81 @@
+"""What a server gains, and whether int8 changes what it accepts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from wts.bench import serving_table
+from wts.plot.points import Results, latest, number
+from wts.plot.style import COLOURS, new_figure, title_figure
+
+__all__ = ["gains"]
+
+
+def gains(results: Results) -> Any | None:
+    """Rounds gained over SGLang's own head, and differences of accepted lengths.
+
+    Returns:
+        The figure; None without records of either.
+    """
+    serving = results.records["serving"]
+    acceptance = latest(results.records["acceptance"], lambda r: True)
+    if not serving and not acceptance:
+        return None
+    figure = new_figure(11, 4.4)
+    left, right = figure.subplots(1, 2)
+    source = []
+    if serving:
+        run = serving_table.runs(serving)[-1]
+        _draw_gains(left, serving_table.rows(run))
+        source.append(serving_table.headline(run))
+    else:
+        _leave_out(left, "no record yet (wts bench serving)")
+    if acceptance:
+        _draw_acceptance(right, acceptance)
+        source.append(f"accepted lengths: run {acceptance[-1]['run_id']}")
+    else:
+        _leave_out(right, "no record of accepted lengths yet")
+    return title_figure(figure, "In a server: rounds gained, tokens accepted", "; ".join(source))
+
+
+def _leave_out(panel: Any, text: str) -> None:
+    panel.text(0.5, 0.5, text, ha="center")
+    panel.set_axis_off()
+
+
+def _draw_gains(panel: Any, rows: list[serving_table.Row]) -> None:
+    for temperature in sorted({row.temperature for row in rows}):
+        for path, line in (("wts", "-"), ("null_head", "--")):
+            found = {
+                row.concurrency: 100 * row.gain
+                for row in rows
+                if row.path == path and row.temperature == temperature and row.gain is not None
+            }
+            title = "one walk" if path == "wts" else "no head at all (bound)"
+            if found:
+                label = f"{title}, T = {temperature:g}"
+                panel.plot(list(found), list(found.values()), f"o{line}", label=label)
+    panel.axhline(0, color="black", linewidth=0.8)
+    panel.set_xscale("log", base=2)
+    panel.set_xlabel("concurrent requests")
+    panel.set_ylabel("more rounds a second, %")
+    panel.legend(fontsize=7)
+
+
+def _draw_acceptance(panel: Any, records: list[Any]) -> None:
+    labels = []
+    for place, record in enumerate(records):
+        middle = number(record, "difference")
+        low, high = number(record, "ci_low"), number(record, "ci_high")
+        panel.errorbar(
+            middle,
+            place,
+            xerr=[[max(0.0, middle - low)], [max(0.0, high - middle)]],
+            fmt="o",
+            capsize=3,
+            color=COLOURS["wts"],
+        )
+        labels.append(f"{record['head']}, T = {number(record, 'T'):g}, {record['domain']}")
+    panel.axvline(0, color="grey", linewidth=0.8)
+    panel.set_yticks(range(len(labels)), labels, fontsize=7)
+    panel.set_xlabel("accepted length: int8 less bf16, tokens a round")

@@ -1,0 +1,271 @@
+"""`wts plot`: figures come from records alone, and committed ones from the committed records."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from wts import cli
+from wts.bench.cost_fit import errors
+from wts.bench.predicted import predictions
+from wts.bench.record import Record, read, validate
+from wts.cost import Constants
+from wts.errors import InputError
+from wts.plot.chip import footprint, placement
+from wts.plot.draw import FIGURES, draw_all
+from wts.plot.engine import gains
+from wts.plot.heads import heads
+from wts.plot.model import model
+from wts.plot.points import Results, latest, load, stepwise, times
+from wts.plot.walks import grid, slopes, timeline
+
+pytest.importorskip("matplotlib")
+
+ROOT = Path(__file__).parents[1]
+H200 = ROOT / "benchmarks" / "results" / "h200"
+COMMITTED = ROOT / "benchmarks" / "figures" / "h200"
+
+ENVIRONMENT = {
+    "schema": 1,
+    "weights": "int8",
+    "r": 256,
+    "inputs": "random",
+    "gpu": "h200",
+    "sms": 132,
+    "driver": "1",
+    "cuda": "13.0",
+    "torch": "2",
+    "sglang": None,
+    "commit": "abc",
+    "dirty": False,
+    "time": "2026-01-01T00:00:00Z",
+    "run_id": "one",
+    "n": 3,
+    "excludes": "",
+    "resident_share": 1.0,
+    "plan": "x",
+    "cache": "cold",
+}
+
+
+def record(us: float, *, bench: str = "head", **fields: object) -> Record:
+    found = {
+        **ENVIRONMENT,
+        "bench": bench,
+        "path": "wts",
+        "head": "markov",
+        "V": 151_936,
+        "B": 1,
+        "K": 1,
+        "T": 0.0,
+        "p50_us": us,
+        "p05_us": us,
+        "p95_us": us,
+        **fields,
+    }
+    validate(found)
+    return found
+
+
+def results(**records: Sequence[Record]) -> Results:
+    every = {name: records.get(name, []) for name in ("head", "placement", "serving", "acceptance")}
+    return Results(gpu="h200", digest="d", records=every)
+
+
+def lines_of(path: str, entry: float, step: float, **fields: object) -> list[Record]:
+    return [record(entry + step * k, path=path, K=k, **fields) for k in (1, 7, 16)]
+
+
+def texts(figure: Any) -> str:
+    from matplotlib.text import Text
+
+    return "\n".join(text.get_text() for text in figure.findobj(Text))
+
+
+@pytest.fixture(scope="module")
+def committed() -> Results:
+    return load(H200)
+
+
+class TestPoints:
+    def test_only_the_latest_run_counts(self) -> None:
+        old = record(1.0, run_id="old", time="2026-01-01T00:00:00Z")
+        new = record(2.0, run_id="new", time="2026-01-02T00:00:00Z")
+        warm = record(3.0, run_id="warm", time="2026-01-03T00:00:00Z", cache="warm")
+        assert latest([new, old, warm], lambda r: r["cache"] == "cold") == [new]
+        assert latest([warm], lambda r: r["cache"] == "cold") == []
+
+    def test_the_fastest_step_wise_path_counts(self) -> None:
+        paths = times([record(9.0, path="sglang"), record(7.0, path="step_torch"), record(1.0)])
+        (by_path,) = paths.values()
+        assert stepwise(by_path, 1) == 7.0
+        assert stepwise(by_path, 2) is None
+
+    def test_a_folder_without_records_is_an_error(self, tmp_path: Path) -> None:
+        with pytest.raises(InputError, match=r"head\.jsonl"):
+            load(tmp_path)
+
+    def test_digest_follows_the_records(self, tmp_path: Path) -> None:
+        for name, us in (("a", 1.0), ("b", 2.0), ("c", 1.0)):
+            (tmp_path / name).mkdir()
+            (tmp_path / name / "head.jsonl").write_text(json.dumps(record(us)) + "\n")
+        a, b, c = (load(tmp_path / name).digest for name in "abc")
+        assert a == c != b
+
+
+class TestFigures:
+    @pytest.mark.parametrize("drawing", FIGURES, ids=lambda drawing: drawing.name)
+    def test_without_records_nothing_is_drawn(self, drawing: Any) -> None:
+        assert drawing.draw(results()) is None
+
+    def test_timeline_says_entry_and_step(self) -> None:
+        head = lines_of("wts", 16, 2) + lines_of("sglang", 10, 30)
+        said = texts(timeline(results(head=head)))
+        assert "entry 16.0 us, 2.00 us a step" in said
+        assert "entry 10.0 us, 30.00 us a step" in said
+        assert "no record of 'one walk, streaming' yet" in said
+
+    def test_slopes_show_a_streaming_walk_where_there_is_one(self) -> None:
+        head = lines_of("wts", 16, 2) + lines_of("wts_streaming", 8, 11)
+        said = texts(slopes(results(head=head)))
+        assert "one walk, streaming: 11.00 us a step" in said
+        assert "no record" not in said
+
+    def test_ratios_are_to_the_fastest_step_wise_path(self) -> None:
+        head = [record(10.0), record(40.0, path="sglang"), record(30.0, path="step_torch")]
+        figure = grid(results(head=head))
+        assert figure is not None
+        drawn = [list(line.get_ydata()) for line in figure.axes[1].lines]
+        assert [3.0] in drawn
+        assert [4.0] not in drawn
+
+    def test_the_other_kernel_is_named_and_kept_to_its_gpu(self) -> None:
+        head = [record(10.0), record(40.0, path="sglang")]
+        here = results(head=head)
+        assert "another run" in texts(grid(here))
+        elsewhere = Results(gpu="h100", digest="d", records=here.records)
+        assert "another run" not in texts(grid(elsewhere))
+
+    def test_heads_split_a_step(self) -> None:
+        head = [
+            *lines_of("wts", 16, 3, head="rnn"),
+            *lines_of("probe", 16, 2, head="rnn"),
+            *lines_of("sglang", 10, 50, head="rnn"),
+        ]
+        figure = heads(results(head=head))
+        assert "3.00 us, 1.50 x" in texts(figure)
+        heights = [round(float(patch.get_height()), 6) for patch in figure.axes[1].patches]
+        assert heights == [2.0, 1.0]
+
+    def test_placement_marks_spills(self) -> None:
+        def point(fragments: int, k: int, us: float, spilled: int) -> Record:
+            return record(
+                us,
+                bench="placement",
+                K=k,
+                register_fragments=fragments,
+                shared_fragments=72 - fragments,
+                streamed_fragments=0,
+                spill_bytes=spilled,
+            )
+
+        found = [point(32, k, 16 + 3 * k, 0) for k in (1, 16)]
+        clean = placement(results(placement=found))
+        assert "spills" not in texts(clean)
+        found += [point(48, k, 16 + 2 * k, 8) for k in (1, 16)]
+        figure = placement(results(placement=found))
+        assert "spills" in texts(figure)
+        curve, marks = figure.axes[0].lines[:2]
+        assert list(curve.get_xdata()) == [4.0, 6.0]
+        assert list(curve.get_ydata()) == pytest.approx([3.0, 2.0])
+        assert (list(marks.get_xdata()), list(marks.get_ydata())) == ([6.0], pytest.approx([2.0]))
+
+    def test_gains_and_the_heads_share_come_from_served_rounds(self) -> None:
+        def served(path: str, round_us: float) -> Record:
+            more = {"model": "m", "draft": "d", "block": 7, "accept": "simulated"}
+            return record(
+                1.0, bench="serving", path=path, concurrency=1, round_us=round_us, repeat=0,
+                tokens_per_s=1.0, accepted_length=3.0, **more,
+            )  # fmt: skip
+
+        serving = [served("sglang", 100.0), served("wts", 80.0), served("null_head", 75.0)]
+        figure = gains(results(serving=serving))
+        assert [list(line.get_ydata()) for line in figure.axes[0].lines][:2] == [
+            pytest.approx([25.0]),
+            pytest.approx([100 / 3]),
+        ]
+        head = lines_of("sglang", 10, 30)
+        shown = footprint(results(head=head, serving=serving))
+        assert list(shown.axes[2].lines[0].get_ydata()) == pytest.approx([25.0])
+        assert "no record yet" in texts(footprint(results(head=head)))
+
+    def test_model_states_its_error(self, committed: Results) -> None:
+        assert "72 complete calls: mean error 3.7%" in texts(model(committed))
+
+
+def test_what_is_missing_is_said_in_a_line(tmp_path: Path) -> None:
+    said: list[str] = []
+    written = draw_all(
+        results(head=lines_of("wts", 16, 2) + lines_of("sglang", 10, 30)), tmp_path, say=said.append
+    )
+    assert {path.name for path in written} == {
+        f"{name}.{suffix}"
+        for name in ("footprint", "timeline", "slopes", "grid", "model")
+        for suffix in ("svg", "png")
+    }
+    assert [line.split(":")[0] for line in said] == ["placement", "heads", "gains"]
+
+
+class TestCommand:
+    def test_draws_what_was_asked(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+        arguments = ["plot", "--results", str(H200), "--out", str(tmp_path)]
+        assert cli.main([*arguments, "--figures", "timeline"]) == 0
+        assert sorted(path.name for path in tmp_path.iterdir()) == ["timeline.png", "timeline.svg"]
+        assert capsys.readouterr().out.splitlines() == [
+            str(tmp_path / "timeline.svg"),
+            str(tmp_path / "timeline.png"),
+        ]
+
+    def test_unknown_figures_are_an_error(
+        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        arguments = ["plot", "--results", str(H200), "--out", str(tmp_path / "new")]
+        assert cli.main([*arguments, "--figures", "cake"]) == 2
+        assert "wanted some of footprint" in capsys.readouterr().err
+        assert not (tmp_path / "new").exists()
+
+
+class TestCommitted:
+    def test_the_same_records_give_the_same_bytes(self, committed: Results, tmp_path: Path) -> None:
+        first, second = (
+            draw_all(committed, tmp_path / name, only=("timeline",), say=print)[0] for name in "ab"
+        )
+        assert first.read_bytes() == second.read_bytes()
+
+    def test_figures_show_the_committed_records(self, committed: Results) -> None:
+        drawn = sorted(COMMITTED.glob("*.svg"))
+        assert drawn
+        for path in drawn:
+            assert f"{path.stem}, records {committed.digest}" in path.read_text(), (
+                "the records changed: run `wts plot`"
+            )
+
+    def test_every_figure_that_can_be_drawn_is_committed(self, committed: Results) -> None:
+        can = {drawing.name for drawing in FIGURES if drawing.draw(committed) is not None}
+        assert {path.stem for path in COMMITTED.glob("*.svg")} == can
+
+    def test_documents_show_every_committed_figure(self) -> None:
+        text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+        shown = re.findall(r"!\[[^\]]+\]\(\.\./benchmarks/figures/h200/(\w+)\.svg\)", text)
+        assert sorted(shown) == sorted(path.stem for path in COMMITTED.glob("*.svg"))
+
+    def test_documents_state_the_models_error(self) -> None:
+        text = (ROOT / "docs" / "benchmarks.md").read_text(encoding="utf-8")
+        (stated,) = re.findall(r"<!-- model:begin -->\n(.*)\n<!-- model:end -->", text, re.DOTALL)
+        points = predictions(read(H200 / "head.jsonl"))
+        assert stated == errors(points, Constants())
