@@ -95,10 +95,10 @@ def test_all_ranks_stay_off_if_one_does(of_ranks: tuple[Reason | None, ...]) -> 
     decisions = []
     for own in of_ranks:
 
-        def gather(found: list[Reason | None], given: Reason | None, *, group: str) -> None:
+        def gather(found: list[Any], given: Any, *, group: str) -> None:
             assert group == "cpu"
-            assert given is own  # noqa: B023 - called before the next rank's turn
-            found[:] = of_ranks
+            assert given == (own, None)  # noqa: B023 - called before the next rank's turn
+            found[:] = [(reason, None) for reason in of_ranks]
 
         decisions.append(agreed(own, group, gather))
     assert decisions[0] == decisions[1] == decisions[2]
