@@ -85,7 +85,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> tuple[type[Any], type[Any]]:
 
 def factory(draft: Draft, blocks: int = 4, ranks: int = 1) -> Factory:
     made = factory_of(
-        draft, hopper(blocks), agree=lambda reason: reason, ranks=ranks, backend="emulator"
+        draft, hopper(blocks), agree=lambda reason, *_: reason, ranks=ranks, backend="emulator"
     )
     assert isinstance(made, Factory)
     return made
@@ -212,7 +212,7 @@ def test_where_one_rank_cannot_all_steps_are_sglangs(
     asked: list[Reason | None] = []
     answers = ["adoption", "base logits", "building", "the hooks of updates"]
 
-    def agree(reason: Reason | None) -> Reason | None:
+    def agree(reason: Reason | None, *_: Any) -> Reason | None:
         asked.append(reason)
         return other if answers[len(asked) - 1] == at else None
 
@@ -228,7 +228,7 @@ def test_where_one_rank_cannot_all_steps_are_sglangs(
 def test_what_cannot_be_adopted_is_a_reason_on_every_rank() -> None:
     asked = []
 
-    def agree(reason: Reason | None) -> Reason | None:
+    def agree(reason: Reason | None, *_: Any) -> Reason | None:
         asked.append(reason)
         return reason
 
@@ -393,10 +393,7 @@ def test_held_bytes_are_known_before(kind: type[Any]) -> None:
 
 # ---- upkeep ------------------------------------------------------------------------------------
 
-UPDATE_METHODS = upkeep.UPDATES[1]
-
-
-@pytest.mark.parametrize("method", UPDATE_METHODS)
+@pytest.mark.parametrize("method", upkeep.UPDATES[1])
 def test_after_an_update_the_next_step_serves_the_new_weights(
     method: str, engine: tuple[type[Any], type[Any]]
 ) -> None:
@@ -550,5 +547,5 @@ def test_adoption_is_tried_before_it_is_trusted(monkeypatch: pytest.MonkeyPatch)
     reason = Reason(kind="head", text="impostor")
     monkeypatch.setattr(sampler, "behaves", lambda module, head: reason)
     draft = draft_of(head_of(MarkovHead))
-    found = factory_of(draft, hopper(4), agree=lambda given: given, ranks=1, backend="emulator")
+    found = factory_of(draft, hopper(4), agree=lambda given, *_: given, ranks=1, backend="emulator")
     assert found == reason
