@@ -103,6 +103,8 @@ def test_shorter_blocks_walk_too() -> None:
         {"draft_hidden": block_hidden(MOST, steps=STEPS + 1)},
         {"draft_hidden": block_hidden(MOST + 1)},
         {"embed_proj": torch.nn.Sequential()},
+        {"bonus_tokens": torch.zeros(MOST, dtype=torch.int32)},
+        {"lm_head_weight": torch.zeros(520, HIDDEN)},
     ],
 )
 def test_a_call_that_was_not_built_for_is_sglangs(change: dict[str, Any]) -> None:
@@ -236,6 +238,35 @@ def test_a_head_that_cannot_walk_is_tried_once(on_emulator: list[int]) -> None:
     for _ in range(3):
         assert hooks.around_rollout(original, **arguments) is OWN
     assert on_emulator == [MOST]
+
+
+@pytest.mark.parametrize("missing", ["embed_proj", "shift_label"])
+def test_arguments_of_another_sglang_are_sglangs(
+    missing: str,
+    on_emulator: list[int],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    monkeypatch.setattr(hooks, "_warned", set())
+    arguments = arguments_of(head_of())
+    assert hooks.around_rollout(original, **arguments) is not OWN
+    del arguments[missing]
+    for _ in range(3):
+        assert hooks.around_rollout(original, **arguments) is OWN
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "KeyError" in caplog.text
+
+
+def test_nothing_is_hung_where_the_tokens_find_no_memory(
+    no_engine: list[upkeep.Upkeep], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(**parts: Any) -> None:
+        raise torch.OutOfMemoryError(list(parts))
+
+    monkeypatch.setattr(domino, "Rollout", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        prepare(arguments_of(head_of()), hopper(4), most_requests=MOST, backend="emulator")
+    assert no_engine == []
 
 
 def test_a_failure_is_a_line_in_the_log(

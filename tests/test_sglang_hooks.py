@@ -247,6 +247,21 @@ def test_without_a_gpu_sglang_goes_on(tmp_path: Path) -> None:
     assert told[-1] == "None"
 
 
+def test_a_rank_without_a_gpu_answers_the_other(tmp_path: Path) -> None:
+    group = GROUP.replace("world_size=1", "world_size=2")
+    build_sglang(tmp_path, dp_attention=group)
+    gather = (
+        "def gather(found, given, group):\n"
+        "    print('asked', given[0].kind)\n"
+        "    found[:] = [(None, None), given]\n"
+        "torch.distributed.all_gather_object = gather\n"
+    )
+    code = SETUP + APPLY + DRAFT + gather + "print(binding.megakernel_draft_sampler(draft))"
+    told = run(tmp_path, code, CUDA_VISIBLE_DEVICES="").splitlines()
+    assert told.count("asked gpu") == 1
+    assert any("off for SGLang's DSpark draft: rank 1: " in line for line in told)
+
+
 def test_the_entry_point_is_the_one_that_is_declared() -> None:
     import tomllib
 

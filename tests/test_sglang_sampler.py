@@ -22,7 +22,7 @@ from wts.heads import MarkovHead
 from wts.noise import Noise
 from wts.plan import ResidencyPlan
 from wts.recurrent import GatedHead, RnnHead
-from wts.sglang import build, sampler, upkeep
+from wts.sglang import build, report, sampler, upkeep
 from wts.sglang.build import Walks, build_walks, held_bytes
 from wts.sglang.sampler import Factory, base_type_of, factory_of
 from wts.sglang.support import Reason
@@ -85,7 +85,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> tuple[type[Any], type[Any]]:
 
 def factory(draft: Draft, blocks: int = 4, ranks: int = 1) -> Factory:
     made = factory_of(
-        draft, hopper(blocks), agree=lambda reason: reason, ranks=ranks, backend="emulator"
+        draft, hopper(blocks), agree=lambda reason, *_: reason, ranks=ranks, backend="emulator"
     )
     assert isinstance(made, Factory)
     return made
@@ -202,17 +202,23 @@ def test_ranks_of_different_plans_draft_the_same_tokens() -> None:
 # ---- what stays off ----------------------------------------------------------------------------
 
 
-@pytest.mark.usefixtures("engine")
+def never(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("called")
+
+
 @pytest.mark.parametrize("at", ["base logits", "building", "the hooks of updates"])
 def test_where_one_rank_cannot_all_steps_are_sglangs(
-    at: str, caplog: pytest.LogCaptureFixture
+    at: str,
+    engine: tuple[type[Any], type[Any]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     head = head_of(MarkovHead)
     other = Reason(kind="memory", text="rank 1: none left")
     asked: list[Reason | None] = []
     answers = ["adoption", "base logits", "building", "the hooks of updates"]
 
-    def agree(reason: Reason | None) -> Reason | None:
+    def agree(reason: Reason | None, *_: Any) -> Reason | None:
         asked.append(reason)
         return other if answers[len(asked) - 1] == at else None
 
@@ -222,19 +228,112 @@ def test_where_one_rank_cannot_all_steps_are_sglangs(
         steps = made(**Buffers(head, most=MOST, steps=STEPS).arguments())
     assert [steps(batch) for batch in range(1, MOST + 1)] == [None] * MOST
     assert asked == [None] * (answers.index(at) + 1)
+    monkeypatch.setattr(WalkerSet, "refresh", never)
+    engine[0]().update_weights_from_disk()  # whatever was hooked by then does nothing
     assert caplog.messages == ["wts: off for SGLang's DSpark draft: rank 1: none left"]
 
 
 def test_what_cannot_be_adopted_is_a_reason_on_every_rank() -> None:
     asked = []
 
-    def agree(reason: Reason | None) -> Reason | None:
+    def agree(reason: Reason | None, *_: Any) -> Reason | None:
         asked.append(reason)
         return reason
 
     found = factory_of(object(), hopper(4), agree=agree, ranks=2, backend="emulator")
     assert isinstance(found, Reason)
     assert asked == [found], "a rank that fails must still answer the others"
+
+
+def test_a_rank_without_a_gpu_still_answers_the_others() -> None:
+    asked = []
+
+    def agree(reason: Reason | None, *_: Any) -> Reason | None:
+        asked.append(reason)
+        return reason
+
+    none = Reason(kind="gpu", text="no GPU")
+    draft = draft_of(head_of(MarkovHead))
+    assert factory_of(draft, none, agree=agree, ranks=2, backend="emulator") == none
+    assert asked == [none]
+
+
+@pytest.mark.usefixtures("engine")
+def test_the_batches_that_walk_are_told_to_the_other_ranks() -> None:
+    told = []
+
+    def agree(reason: Reason | None, walking: tuple[int, ...] | None = None) -> Reason | None:
+        told.append(walking)
+        return reason
+
+    head = head_of(MarkovHead)
+    made = factory_of(draft_of(head), hopper(4), agree=agree, ranks=2, backend="emulator")
+    assert isinstance(made, Factory)
+    assert made(**Buffers(head, most=MOST, steps=STEPS).arguments())(1) is not None
+    assert told == [None, None, (1, 2, 3), None]
+
+
+@pytest.mark.usefixtures("engine")
+def test_steps_that_cannot_be_made_are_a_reason_on_every_rank(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked: list[Reason | None] = []
+
+    def agree(reason: Reason | None, *_: Any) -> Reason | None:
+        asked.append(reason)
+        return reason
+
+    head = head_of(MarkovHead)
+    made = factory_of(draft_of(head), hopper(4), agree=agree, ranks=2, backend="emulator")
+    assert isinstance(made, Factory)
+    arguments = Buffers(head, most=MOST, steps=STEPS).arguments() | {"noise": object()}
+    assert made(**arguments)(1) is None
+    assert [reason is None for reason in asked] == [True, True, False]
+    assert "AttributeError" in caplog.text
+
+
+def test_ranks_that_cannot_agree_draft_with_sglangs_steps(
+    engine: tuple[type[Any], type[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    asked = []
+
+    def agree(reason: Reason | None, *_: Any) -> Reason | None:
+        asked.append(reason)
+        if len(asked) == 4:
+            raise RuntimeError("no connection")
+        return reason
+
+    head = head_of(MarkovHead)
+    made = factory_of(draft_of(head), hopper(4), agree=agree, ranks=2, backend="emulator")
+    assert isinstance(made, Factory)
+    assert made(**Buffers(head, most=1, steps=STEPS).arguments())(1) is None
+    assert "no connection" in caplog.text
+    monkeypatch.setattr(WalkerSet, "refresh", never)
+    engine[0]().update_weights_from_disk()  # what was hooked does nothing
+
+
+@pytest.mark.usefixtures("engine")
+def test_a_line_that_cannot_be_written_stops_no_walk(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(report, "walks_line", never)
+    head = head_of(MarkovHead)
+    steps = factory(draft_of(head))(**Buffers(head, most=1, steps=STEPS).arguments())
+    assert steps(1) is not None
+    assert "not described" in caplog.text
+
+
+@pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+def test_base_logits_are_tried_in_the_type_of_the_lm_head(dtype: torch.dtype) -> None:
+    """Its product takes no hidden states of another type."""
+    head = MarkovHead(
+        **{name: getattr(head_of(MarkovHead), name).to(dtype) for name in ("table", "projection")}
+    )
+    draft = draft_of(head)
+    draft.lm_head.to(dtype)
+    assert base_type_of(draft, head, STEPS) == ("fp16" if dtype is torch.float16 else "fp32")
 
 
 def test_base_logits_that_a_walk_cannot_read_are_reasons() -> None:
@@ -393,10 +492,8 @@ def test_held_bytes_are_known_before(kind: type[Any]) -> None:
 
 # ---- upkeep ------------------------------------------------------------------------------------
 
-UPDATE_METHODS = upkeep.UPDATES[1]
 
-
-@pytest.mark.parametrize("method", UPDATE_METHODS)
+@pytest.mark.parametrize("method", upkeep.UPDATES[1])
 def test_after_an_update_the_next_step_serves_the_new_weights(
     method: str, engine: tuple[type[Any], type[Any]]
 ) -> None:
@@ -419,6 +516,118 @@ def test_after_an_update_the_next_step_serves_the_new_weights(
     assert wanted is not None
     assert torch.equal(step(hidden, anchor)[0], wanted(hidden, anchor)[0])
     assert not torch.equal(buffers.tokens[:STEPS].view(1, -1), before)
+
+
+def test_parts_of_an_update_are_packed_at_its_end(
+    engine: tuple[type[Any], type[Any]],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    packed = []
+    monkeypatch.setattr(WalkerSet, "refresh", lambda self, head: packed.append(head))
+    kept = upkeep_of(MarkovHead)
+    assert upkeep.attach(kept) is None
+    updater = engine[0]()
+    assert [getattr(updater, method)() for method in upkeep.BUCKETS[1]] == ["distributed", "tensor"]
+    assert packed == []
+    kept.checked -= upkeep.CHECK_EVERY_S
+    engine[1]().process_batch_result_decode(1)
+    assert "until end_weight_update" in caplog.text
+    updater.end_weight_update()
+    assert len(packed) == 1
+    caplog.clear()
+    kept.checked -= upkeep.CHECK_EVERY_S
+    engine[1]().process_batch_result_decode(1)
+    assert caplog.messages == []
+
+
+def upkeep_of(kind: type[Any], **more: Any) -> Upkeep:
+    """An upkeep of walks on the emulator, alone."""
+    head = head_of(kind)
+    walks = WalkerSet(head, hopper(4), batches=[1], steps=STEPS, backend="emulator")
+    return Upkeep(**({"walkers": walks, "adopt": lambda: head, "ranks": 1} | more))
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_an_update_that_finds_no_memory_is_tried_again(
+    times: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    calls: list[str] = []
+
+    def refresh(self: Any, head: Any) -> None:
+        calls.append("refresh")
+        if calls.count("refresh") <= times:
+            raise torch.OutOfMemoryError("full")
+
+    monkeypatch.setattr(WalkerSet, "refresh", refresh)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: calls.append("empty"))
+    kept = upkeep_of(MarkovHead)
+    if times == 1:
+        kept.refresh()
+    else:
+        with pytest.raises(HeadError, match=r"full; lower --mem-fraction-static"):
+            kept.refresh()
+    assert calls == ["refresh", "empty", "refresh"]
+
+
+@pytest.mark.parametrize("error", [None, torch.OutOfMemoryError("full"), RuntimeError("any")])
+def test_ranks_agree_on_an_update_before_one_stops(
+    error: Exception | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[Reason | None] = []
+    other = Reason(kind="memory", text="rank 1: full")
+
+    def agree(reason: Reason | None, *_: Any) -> Reason | None:
+        asked.append(reason)
+        return other
+
+    def refresh(self: Any, head: Any) -> None:
+        if error is not None:
+            raise error
+
+    monkeypatch.setattr(WalkerSet, "refresh", refresh)
+    with pytest.raises(HeadError, match="rank 1: full"):
+        upkeep_of(MarkovHead, ranks=2, agree=agree).refresh()
+    assert [reason is None for reason in asked] == [error is None]
+
+
+def test_an_upkeep_that_is_hung_on_a_part_is_hung_on_nothing(
+    engine: tuple[type[Any], type[Any]], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, upkeep.RESULTS[0].rpartition(".")[0], None)
+    kept = upkeep_of(MarkovHead)
+    reason = upkeep.attach(kept)
+    assert reason is not None
+    assert "SchedulerBatchResultProcessor" in reason.text
+    assert not kept.active
+    for method in (*upkeep.UPDATES[1], *upkeep.BUCKETS[1]):
+        assert getattr(engine[0], method) is getattr(Updater, method)
+
+
+def test_an_upkeep_that_is_off_does_nothing() -> None:
+    kept, walkers, clock = failing_upkeep(ranks=1)
+    kept.active = False
+    kept.refresh()  # its adoption fails
+    clock.now += upkeep.CHECK_EVERY_S
+    kept.look()
+    assert walkers.looks == 0
+
+
+def test_the_error_of_an_update_is_not_hidden_by_what_follows(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    class Owner:
+        def method(self) -> None:
+            raise RuntimeError("out of files")
+
+    def then() -> None:
+        raise HeadError("quantised now")
+
+    upkeep.wrap_after(Owner, "method", then)
+    with pytest.raises(RuntimeError, match="out of files") as caught:
+        Owner().method()
+    assert caught.value.__context__ is None
+    assert "quantised now" in caplog.text
 
 
 def test_an_update_that_raises_may_have_changed_a_part(
@@ -550,5 +759,5 @@ def test_adoption_is_tried_before_it_is_trusted(monkeypatch: pytest.MonkeyPatch)
     reason = Reason(kind="head", text="impostor")
     monkeypatch.setattr(sampler, "behaves", lambda module, head: reason)
     draft = draft_of(head_of(MarkovHead))
-    found = factory_of(draft, hopper(4), agree=lambda given: given, ranks=1, backend="emulator")
+    found = factory_of(draft, hopper(4), agree=lambda given, *_: given, ranks=1, backend="emulator")
     assert found == reason

@@ -95,10 +95,10 @@ def test_all_ranks_stay_off_if_one_does(of_ranks: tuple[Reason | None, ...]) -> 
     decisions = []
     for own in of_ranks:
 
-        def gather(found: list[Reason | None], given: Reason | None, *, group: str) -> None:
+        def gather(found: list[Any], given: Any, *, group: str) -> None:
             assert group == "cpu"
-            assert given is own  # noqa: B023 - called before the next rank's turn
-            found[:] = of_ranks
+            assert given == (own, None)  # noqa: B023 - called before the next rank's turn
+            found[:] = [(reason, None) for reason in of_ranks]
 
         decisions.append(agreed(own, group, gather))
     assert decisions[0] == decisions[1] == decisions[2]
@@ -109,6 +109,21 @@ def test_all_ranks_stay_off_if_one_does(of_ranks: tuple[Reason | None, ...]) -> 
         assert f"rank {of_ranks.index(REASON)}: none left" == decided.text
     else:
         assert decisions[0] is None
+
+
+@pytest.mark.parametrize("other", [(1, 2), (1,), None])
+def test_ranks_that_would_walk_in_other_batches_stay_off(other: tuple[int, ...] | None) -> None:
+    def gather(found: list[Any], given: Any, *, group: str) -> None:
+        assert given == (None, (1, 2))
+        found[:] = [given, (None, other)]
+
+    decided = agreed(None, SimpleNamespace(world_size=2, cpu_group="cpu"), gather, (1, 2))
+    if other == (1, 2):
+        assert decided is None
+    else:
+        assert decided is not None
+        assert decided.kind == "plan"
+        assert decided.text == f"rank 0 would walk in batches (1, 2), rank 1 in {other}"
 
 
 def bucket(

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from strategies import KINDS, anchors, base_logits, hidden_states, hopper, recurrent_head
-from wts.errors import InputError, PlanError
+from wts.errors import InputError, PlanError, WalkTimeout
 from wts.heads import MarkovHead
 from wts.planner import plan_residency
 from wts.walk import Backend, Walker
@@ -94,6 +94,24 @@ def test_plans_of_other_orders_do_not_share() -> None:
 def test_reference_walkers_hold_weights_of_their_own() -> None:
     walkers = set_of(markov(), (1, 4), backend="reference")
     assert walkers.memory_bytes == sum(walker.memory_bytes for walker in walkers._walkers)
+
+
+def test_every_walker_is_asked_before_one_error_is_raised() -> None:
+    class GivenUp:
+        def __init__(self, name: str) -> None:
+            self.name, self.asked = name, 0
+
+        def check(self) -> None:
+            self.asked += 1
+            raise WalkTimeout(self.name)
+
+    walkers = set_of(markov(), (1,))
+    walkers.check()
+    given_up = [GivenUp("first"), GivenUp("second")]
+    walkers._walkers = [*given_up, *walkers._walkers]  # type: ignore[list-item]
+    with pytest.raises(WalkTimeout, match="first"):
+        walkers.check()
+    assert [walker.asked for walker in given_up] == [1, 1]
 
 
 def test_refuses_what_it_cannot_do() -> None:

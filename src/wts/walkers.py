@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from wts.cells import AnyHead
 from wts.device import GpuSpec
-from wts.errors import InputError
+from wts.errors import InputError, WalkTimeout
 from wts.numbers import NumberType
 from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
@@ -103,6 +103,15 @@ class WalkerSet:
             walker._refresh(head, self._walkers[:number])
 
     def check(self) -> None:
-        """Wait for all walks so far and raise if one was given up; see `Walker.check`."""
+        """Wait for all walks so far and raise if one was given up; see `Walker.check`.
+
+        Each Walker is asked, so that each that gave up is cleared; the first error is raised.
+        """
+        errors: list[WalkTimeout] = []
         for walker in self._walkers:
-            walker.check()
+            try:
+                walker.check()
+            except WalkTimeout as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]

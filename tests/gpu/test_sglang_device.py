@@ -60,7 +60,7 @@ def head_of(kind: type[Any], seed: int = 7) -> AnyHead:
 
 def factory(draft: Draft, gpu: GpuSpec | None = None) -> Factory:
     made = factory_of(
-        draft, gpu or gpu_of("device"), agree=lambda reason: reason, ranks=1, backend="device"
+        draft, gpu or gpu_of("device"), agree=lambda reason, *_: reason, ranks=1, backend="device"
     )
     assert isinstance(made, Factory)
     return made

@@ -69,6 +69,11 @@ class Walks:
     sampled: bool
     built_s: float
 
+    @property
+    def walking(self) -> tuple[int, ...]:
+        """The buckets that walk, each by its largest batch."""
+        return tuple(bucket.batch for bucket in self.buckets if bucket.reason is None)
+
     def for_batch(self, batch: int) -> Walker | None:
         """The Walker of a batch; None where SGLang's own steps run."""
         for bucket in self.buckets:
@@ -231,10 +236,7 @@ def held_bytes(head: AnyHead, plans: Sequence[ResidencyPlan]) -> int:
         for name, weight in weights_of(head).items()
         if name not in ("table", "projection", "draft_to_target", "gru_input_weight")
     )
-    orders = {
-        (plan.instruction, plan.num_blocks, plan.warp_tiles, tuple(plan.stored_order())): plan
-        for plan in plans
-    }
+    orders = {plan.storage: plan for plan in plans}
     total += sum(plan.padded_vocab * (plan.rank + 4) for plan in orders.values())
     for plan in plans:
         positions = plan.batch * plan.steps

@@ -48,7 +48,8 @@ class Rollout:
             and _whole_vocabulary(arguments)
             and bool(arguments["shift_label"]) == self.head.shift_label
             and int(arguments["vocab_size"]) == self.head.vocab
-            and hidden.dtype == torch.bfloat16
+            and hidden.dtype == arguments["lm_head_weight"].dtype == torch.bfloat16
+            and arguments["bonus_tokens"].dtype == torch.int64
             and 2 <= hidden.shape[1] <= self.walks.steps + 1
             and self.walks.for_batch(hidden.shape[0]) is not None
         )
@@ -147,10 +148,7 @@ def _prepared(
     )
     if isinstance(walks, Reason):
         return walks
-    reason = upkeep.attach(upkeep.Upkeep(walkers=walks.walkers, adopt=adopt, ranks=1))
-    if reason is not None:
-        return reason
-    return Rollout(
+    rollout = Rollout(
         walks=walks,
         head=head,
         modules=tuple(arguments[name] for name in _MODULES),
@@ -161,6 +159,9 @@ def _prepared(
             device=head.table.device,
         ),
     )
+    # Last: what is hung on SGLang's methods stays there.
+    reason = upkeep.attach(upkeep.Upkeep(walkers=walks.walkers, adopt=adopt, ranks=1))
+    return rollout if reason is None else reason
 
 
 def _whole_vocabulary(arguments: dict[str, Any]) -> bool:

@@ -33,6 +33,8 @@ PROBE = _Probe()
 # Of this process, by the projector of the drafter: a Rollout, or why there is none.
 _rollouts: dict[int, Any] = {}
 
+_warned: set[type[Exception]] = set()
+
 
 def install() -> None:
     """Register both hooks, and look whether they took as soon as SGLang has applied them.
@@ -125,10 +127,14 @@ def _factory(draft_model: Any) -> Any:
     # The group in which SGLang compares the batches that ranks serve.
     group = get_dp_tp_group()
 
-    def agree(reason: Reason | None) -> Reason | None:
-        return agreed(reason, group, torch.distributed.all_gather_object)
+    def agree(reason: Reason | None, walking: tuple[int, ...] | None = None) -> Reason | None:
+        return agreed(reason, group, torch.distributed.all_gather_object, walking)
 
-    return factory_of(draft_model, _local_gpu(), agree=agree, ranks=group.world_size)
+    try:
+        gpu = _local_gpu()
+    except Exception as error:  # the other ranks wait for this one's answer
+        gpu = Reason(kind="gpu", text=f"{type(error).__name__}: {error}")
+    return factory_of(draft_model, gpu, agree=agree, ranks=group.world_size)
 
 
 def around_rollout(original: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -141,10 +147,22 @@ def around_rollout(original: Callable[..., Any], *args: Any, **kwargs: Any) -> A
     """
     if kwargs.get("draft_hidden") is PROBE:
         return PROBE
-    rollout = None if args else _rollout(kwargs)
-    if rollout is None or isinstance(rollout, Reason) or not rollout.takes(kwargs):
-        return original(*args, **kwargs)
-    return rollout(kwargs)
+    rollout = None if args else _rollout_that_takes(kwargs)
+    return original(*args, **kwargs) if rollout is None else rollout(kwargs)
+
+
+def _rollout_that_takes(arguments: dict[str, Any]) -> Any:
+    """The Rollout of a call, if there is one that takes it."""
+    try:
+        rollout = _rollout(arguments)
+        if rollout is None or isinstance(rollout, Reason) or not rollout.takes(arguments):
+            return None
+    except Exception as error:  # SGLang knows its own arguments
+        if type(error) not in _warned:  # one line is enough: there is a call for each block
+            _warned.add(type(error))
+            logger.warning("wts: a Domino rollout is SGLang's own", exc_info=True)
+        return None
+    return rollout
 
 
 def _rollout(arguments: dict[str, Any]) -> Any:

@@ -35,8 +35,16 @@ def stays_off(draft: str, reason: Reason) -> None:
 
 
 def will_walk(draft: str, walks: Walks) -> None:
-    """Log that walks run: of what, in which batches, and what they hold."""
-    logger.info("%s", walks_line(draft, walks))
+    """Log that walks run: of what, in which batches, and what they hold.
+
+    It raises nothing: ranks have agreed on walking by then.
+    """
+    try:
+        line = walks_line(draft, walks)
+    except Exception:  # the line is of less use than the walks
+        logger.warning("wts: on for %s, but not described", _DRAFTS[draft], exc_info=True)
+        return
+    logger.info("%s", line)
     for plan in walks.walkers.plans:
         logger.debug("wts: %s", plan)
 

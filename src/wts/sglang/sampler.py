@@ -7,6 +7,7 @@ Source:
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -21,11 +22,13 @@ from wts.numbers import NumberType
 from wts.sglang import report, upkeep
 from wts.sglang.adopt import adopt_dspark, behaves
 from wts.sglang.build import Walks, build_walks
-from wts.sglang.support import Reason
+from wts.sglang.support import Agree, Reason
 from wts.walk import Backend, Walker
 from wts.weights import NUMBER_TYPE_OF
 
 __all__ = ["Factory", "Step", "Steps", "base_type_of", "factory_of"]
+
+logger = logging.getLogger("wts.sglang")
 
 Step: TypeAlias = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, Any]]
 """(hidden [bs K, H], anchor int64 [bs]) -> (tokens int64 [bs, K], confidence features)."""
@@ -51,7 +54,7 @@ class Factory:
     head: AnyHead
     gpu: GpuSpec
     backend: Backend
-    agree: Callable[[Reason | None], Reason | None]
+    agree: Agree
     ranks: int
 
     def __call__(
@@ -79,54 +82,110 @@ class Factory:
         Returns:
             The steps; all are SGLang's own where walks cannot be, and the log says why.
         """
-        walks = self._walks(gamma, max_bs, greedy_draft, step_logits)
-        if isinstance(walks, Reason):
-            report.stays_off("dspark", walks)
+        arguments = _Arguments(
+            gamma=gamma,
+            max_bs=max_bs,
+            greedy_draft=greedy_draft,
+            noise=noise,
+            draft_tokens=draft_tokens,
+            step_logits=step_logits,
+            step_temperatures=step_temperatures,
+        )
+        try:
+            found = self._agreed(arguments)
+        except Exception as error:  # whatever it is, SGLang can serve without walks
+            logger.warning("wts: building the draft's walks failed", exc_info=True)
+            found = Reason(kind="build", text=f"{type(error).__name__}: {error}")
+        if isinstance(found, Reason):
+            report.stays_off("dspark", found)
             return lambda batch: None
+        walks, steps = found
         report.will_walk("dspark", walks)
-        stream = None if greedy_draft else Noise(key=noise.key, offset=noise.offset)
-        # All of them now: SGLang asks for every batch at once, and again in each call.
-        steps: dict[int, Step] = {}
-        for batch in range(1, max_bs + 1):
-            walker = walks.for_batch(batch)
-            if walker is not None:
-                steps[batch] = _step(
-                    self.model,
-                    walker,
-                    tokens=draft_tokens[: batch * gamma].view(batch, gamma),
-                    noise=stream,
-                    temperatures=None if stream is None else step_temperatures[:batch],
-                    logits=None if step_logits is None else step_logits[:batch],
-                )
         return steps.get
 
-    def _walks(
-        self, gamma: int, max_bs: int, greedy_draft: bool, step_logits: torch.Tensor | None
-    ) -> Walks | Reason:
-        base_type = base_type_of(self.model, self.head, gamma)
+    def _agreed(self, given: _Arguments) -> tuple[Walks, dict[int, Step]] | Reason:
+        """What this rank has built, if all ranks have and none stays off."""
+        base_type = base_type_of(self.model, self.head, given.gamma)
         reason = self.agree(base_type if isinstance(base_type, Reason) else None)
         if reason is not None:
             return reason
         assert not isinstance(base_type, Reason)
-        walks = build_walks(
-            self.head,
-            self.gpu,
-            most_requests=max_bs,
-            steps=gamma,
-            base_type=base_type,
-            sampled=not greedy_draft,
-            backend=self.backend,
-        )
-        failed = walks if isinstance(walks, Reason) else _why_not_logits(walks, step_logits)
-        reason = self.agree(failed)
-        if reason is not None or isinstance(walks, Reason):
-            return reason or walks
+        built = self._built(given, base_type)
+        if isinstance(built, Reason):
+            return self.agree(built) or built
+        walks, steps = built
+        reason = self.agree(None, walks.walking)
+        if reason is not None:
+            return reason
         kept = upkeep.Upkeep(
             walkers=walks.walkers,
             adopt=lambda: adopt_dspark(self.model.markov_head),
             ranks=self.ranks,
+            agree=self.agree,
         )
-        return self.agree(upkeep.attach(kept)) or walks
+        try:
+            reason = self.agree(upkeep.attach(kept))
+        except Exception:
+            kept.active = False
+            raise
+        if reason is not None:
+            kept.active = False
+            return reason
+        return walks, steps
+
+    def _built(
+        self, given: _Arguments, base_type: NumberType
+    ) -> tuple[Walks, dict[int, Step]] | Reason:
+        """Walks and their steps; it raises nothing, since other ranks wait for an answer."""
+        walks = build_walks(
+            self.head,
+            self.gpu,
+            most_requests=given.max_bs,
+            steps=given.gamma,
+            base_type=base_type,
+            sampled=not given.greedy_draft,
+            backend=self.backend,
+        )
+        if isinstance(walks, Reason):
+            return walks
+        try:
+            reason = _why_not_logits(walks, given.step_logits)
+            return reason or (walks, _steps(self.model, walks, given))
+        except Exception as error:  # a later SGLang's arguments, say
+            logger.warning("wts: making the draft's steps failed", exc_info=True)
+            return Reason(kind="build", text=f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Arguments:
+    """What SGLang calls a Factory with."""
+
+    gamma: int
+    max_bs: int
+    greedy_draft: bool
+    noise: Any
+    draft_tokens: torch.Tensor
+    step_logits: torch.Tensor | None
+    step_temperatures: torch.Tensor
+
+
+def _steps(model: Any, walks: Walks, given: _Arguments) -> dict[int, Step]:
+    """The steps of all batches that walk: SGLang asks for each at once, and again in each call."""
+    noise, logits = given.noise, given.step_logits
+    stream = None if given.greedy_draft else Noise(key=noise.key, offset=noise.offset)
+    steps: dict[int, Step] = {}
+    for batch in range(1, given.max_bs + 1):
+        walker = walks.for_batch(batch)
+        if walker is not None:
+            steps[batch] = _step(
+                model,
+                walker,
+                tokens=given.draft_tokens[: batch * given.gamma].view(batch, given.gamma),
+                noise=stream,
+                temperatures=None if stream is None else given.step_temperatures[:batch],
+                logits=None if logits is None else logits[:batch],
+            )
+    return steps
 
 
 def _step(
@@ -175,7 +234,7 @@ def base_type_of(model: Any, head: AnyHead, steps: int) -> NumberType | Reason:
     try:
         with torch.no_grad():
             hidden = torch.zeros(
-                steps, int(size), dtype=torch.bfloat16, device=head.projection.device
+                steps, int(size), dtype=_hidden_dtype(model), device=head.projection.device
             )
             base_logits, _ = model.compute_base_logits(hidden)
             wanted = model.markov_head.step_logits_dtype(base_logits.dtype)
@@ -199,6 +258,14 @@ def base_type_of(model: Any, head: AnyHead, steps: int) -> NumberType | Reason:
             text=f"its step logits are {wanted} of {base_logits.dtype} and {head.table.dtype}",
         )
     return NUMBER_TYPE_OF[base_logits.dtype]
+
+
+def _hidden_dtype(model: Any) -> torch.dtype:
+    """That of the lm_head; bf16 where its weight is packed in another type, or is not there."""
+    weight = getattr(getattr(model, "lm_head", None), "weight", None)
+    if isinstance(weight, torch.Tensor) and weight.dtype in NUMBER_TYPE_OF:
+        return weight.dtype
+    return torch.bfloat16
 
 
 def _why_not_logits(walks: Walks, step_logits: torch.Tensor | None) -> Reason | None:
@@ -227,9 +294,9 @@ def _adopted(model: Any) -> AnyHead | Reason:
 
 def factory_of(
     model: Any,
-    gpu: GpuSpec,
+    gpu: GpuSpec | Reason,
     *,
-    agree: Callable[[Reason | None], Reason | None],
+    agree: Agree,
     ranks: int,
     backend: Backend = "device",
 ) -> Factory | Reason:
@@ -237,7 +304,7 @@ def factory_of(
 
     Args:
         model: SGLang's draft model.
-        gpu: the GPU that walks are planned for.
+        gpu: the GPU that walks are planned for, or why there is none: other ranks are told.
         agree: makes a reason that of all ranks.
         ranks: how many ranks draft the same block.
         backend: "device", or "emulator" to try the same on a CPU.
@@ -245,10 +312,11 @@ def factory_of(
     Returns:
         The factory, or why SGLang's own steps run: the same decision on every rank.
     """
-    head = _adopted(model)
+    head = gpu if isinstance(gpu, Reason) else _adopted(model)
     reason = agree(head if isinstance(head, Reason) else None)
     if isinstance(head, Reason):
         return reason or head
     if reason is not None:
         return reason
+    assert not isinstance(gpu, Reason)
     return Factory(model=model, head=head, gpu=gpu, backend=backend, agree=agree, ranks=ranks)

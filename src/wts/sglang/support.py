@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 __all__ = [
     "MADE_FOR",
     "RESERVE_BYTES",
+    "Agree",
     "Kind",
     "Reason",
     "agreed",
@@ -66,6 +67,10 @@ class Reason:
 
     def __str__(self) -> str:
         return self.text
+
+
+Agree: TypeAlias = "Callable[..., Reason | None]"
+"""(reason, batches that walk, where known) -> the decision of all ranks; see `agreed`."""
 
 
 def sglang_version() -> str | None:
@@ -120,22 +125,39 @@ def why_step_wise(plan: ResidencyPlan) -> Reason | None:
     )
 
 
-def agreed(reason: Reason | None, group: Any, gather: Callable[..., None]) -> Reason | None:
+def agreed(
+    reason: Reason | None,
+    group: Any,
+    gather: Callable[..., None],
+    walking: tuple[int, ...] | None = None,
+) -> Reason | None:
     """Let all ranks stay off if one does: SGLang's own steps wait for each other.
 
     Args:
         reason: of this rank.
         group: SGLang's group of the ranks that draft together: world_size, cpu_group.
         gather: `torch.distributed.all_gather_object`.
+        walking: the batches that would walk on this rank, where these are known. In a batch that
+            walks on some ranks only, the others would wait for them.
 
     Returns:
         The same on every rank: None, or the reason of the first rank that has one.
     """
     if group is None or group.world_size == 1:
         return reason
-    found: list[Reason | None] = [None] * group.world_size
-    gather(found, reason, group=group.cpu_group)
-    return _first(found)
+    found: list[Any] = [None] * group.world_size
+    gather(found, (reason, walking), group=group.cpu_group)
+    first = _first([given for given, _ in found])
+    if first is not None:
+        return first
+    _, first_walking = found[0]
+    for rank, (_, other) in enumerate(found):
+        if other != first_walking:
+            return Reason(
+                kind="plan",
+                text=f"rank 0 would walk in batches {first_walking}, rank {rank} in {other}",
+            )
+    return None
 
 
 def _first(found: Sequence[Reason | None]) -> Reason | None:
