@@ -1025,6 +1025,22 @@ def test_a_head_may_be_one_of_several(emulated: pytest.MonkeyPatch, tmp_path: Pa
     assert all("H" not in line for line in records if line["head"] == "markov")
 
 
+def test_a_streaming_walk_is_timed_where_it_is_named(
+    emulated: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    wide = ("--rank", "256", "--out", str(tmp_path))
+    given_ = [*SMALL, *wide, "--head", "markov,gated", "--hidden-size", "40"]
+    assert head.main([*given_, "--paths", "wts,wts_streaming"]) == 0
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    streaming = [line for line in records if line["path"] == "wts_streaming"]
+    assert {(line["head"], line["weights"], line["resident_share"]) for line in streaming} == {
+        ("markov", "int8", 0.0)
+    }
+    assert {(line["B"], line["K"]) for line in streaming} == {(1, 1), (1, 3), (2, 1), (2, 3)}
+    assert "tokens of wts_streaming equal the emulator's" in capsys.readouterr().err
+    assert "wts_streaming" not in head._choose_paths(None, print)[0]
+
+
 def test_a_case_that_no_path_exists_for_has_no_rows(
     emulated: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
