@@ -23,7 +23,7 @@ from wts.device import gpu_spec
 from wts.heads import DTYPE_OF, MarkovHead, NumberType
 from wts.noise import Noise
 from wts.plan import ResidencyPlan
-from wts.planner import plan_residency
+from wts.planner import plan_residency, streaming_plan, with_register_fragments
 from wts.walk import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -123,6 +123,33 @@ def test_greedy_plans(vocab: int, rank: int, blocks: int, batch: int, shared_byt
     assert plan.warpgroups == (batch > 4 and shared_bytes != 110_000)
     check_greedy(head, plan, batch, 5, padding=3)
     check_greedy(head, plan, max(1, batch - 1), 2, seed=1)
+
+
+@pytest.mark.parametrize(
+    ("batch", "sampled"),
+    [
+        pytest.param(1, False, id="one request"),
+        pytest.param(4, False, id="four requests"),
+        pytest.param(8, False, id="a warpgroup's requests"),
+        pytest.param(17, False, id="three groups"),
+        pytest.param(2, True, id="sampled"),
+        pytest.param(8, True, id="sampled by warpgroups"),
+    ],
+)
+def test_nothing_resident(batch: int, sampled: bool) -> None:
+    head = MarkovHead.random(vocab=700, rank=256, seed=9)
+    plan = streaming_plan(plan_of(head, batch=batch, sampled=sampled))
+    assert plan.resident_share == 0
+    (check_sampled if sampled else check_greedy)(head, plan, batch, 4, padding=3)
+
+
+@pytest.mark.parametrize("fragments", [1, 20, 44])
+def test_other_placements(fragments: int) -> None:
+    head = MarkovHead.random(vocab=700, rank=256, seed=9)
+    plan = with_register_fragments(plan_of(head), fragments)
+    assert plan.register_fragments == fragments
+    assert plan.shared_fragments == plan.warp_tiles * plan.slabs - fragments
+    check_greedy(head, plan, 1, 3)
 
 
 @pytest.mark.parametrize(

@@ -21,7 +21,14 @@ from wts.errors import DeviceError, PlanError
 from wts.heads import RANKS, MarkovHead
 from wts.numbers import NUMBER_TYPES
 from wts.plan import FRAGMENT_BYTES, SLAB, TILE_ROWS, ResidencyPlan, shared_layout
-from wts.planner import Shape, plan_residency, with_fewer_registers, with_lone_warps
+from wts.planner import (
+    Shape,
+    plan_residency,
+    streaming_plan,
+    with_fewer_registers,
+    with_lone_warps,
+    with_register_fragments,
+)
 
 QWEN = Shape(vocab=151_936, rank=256)
 
@@ -196,7 +203,7 @@ class TestEveryPlan:
             "WARP_TILES": plan.warp_tiles,
             "COLUMNS": plan.columns,
             "GROUPS": plan.groups,
-            "REGISTER_FRAGMENTS": plan.register_fragments,
+            "REGISTER_FRAGMENTS": max(1, plan.register_fragments),
             "SHARED_BYTES": plan.shared_bytes,
             "SLOT_LINE_WORDS": plan.slot_line_words,
         }
@@ -500,3 +507,42 @@ def test_hidden_states_have_a_second_place_where_that_displaces_nothing(
     assert dict(shared_layout(replace(plan, hidden_places=1)))["own_part"] == (
         dict(shared_layout(plan))["own_part"] - 2 * 2560 * (places - 1)
     )
+
+
+class TestForBenchmarks:
+    """Plans that nobody would choose, made to be measured."""
+
+    @pytest.mark.parametrize("batch", [1, 4, 8, 64])
+    @pytest.mark.parametrize("sampled", [False, True])
+    def test_streaming_keeps_nothing(self, batch: int, sampled: bool) -> None:
+        plan = plan_residency(Shape(vocab=151_936, rank=256), "h200", batch=batch, sampled=sampled)
+        streaming = streaming_plan(plan)
+        assert streaming.resident_share == 0
+        assert streaming.streamed_fragments == 9 * 8
+        assert streaming.shared_bytes <= streaming.shared_limit
+        assert {place for place, _ in streaming.places()} == {"streamed"}
+        if streaming.warpgroups:  # a ring without a place left over stands still
+            assert streaming.ring_units > 2 * streaming.tiles_in_flight
+        else:
+            assert streaming.streamed_fragments % streaming.ring_units == 0
+
+    def test_what_cannot_stream_is_an_error(self) -> None:
+        few = plan_residency(Shape(vocab=300, rank=64), "h200")
+        with pytest.raises(PlanError, match="whole rings"):
+            streaming_plan(few)
+        gated = plan_residency(Shape(vocab=9000, rank=256, kind="gated", hidden=64), "h200")
+        with pytest.raises(PlanError, match="markov"):
+            streaming_plan(gated)
+
+    def test_placements_keep_all_fragments(self) -> None:
+        plan = plan_residency(Shape(vocab=151_936, rank=256), "h200")
+        assert with_register_fragments(plan, plan.register_fragments) == plan
+        for fragments in (24, 32, 48):
+            other = with_register_fragments(plan, fragments)
+            assert (other.register_fragments, other.shared_fragments) == (
+                fragments,
+                72 - fragments - other.streamed_fragments,
+            )
+        for fragments in (0, 73):
+            with pytest.raises(PlanError, match="fragments"):
+                with_register_fragments(plan, fragments)

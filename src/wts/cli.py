@@ -164,9 +164,9 @@ def _parser() -> argparse.ArgumentParser:
     bench = commands.add_parser("bench", help="measure", add_help=False)
     bench.add_argument(
         "what",
-        choices=["head", "serving", "table"],
-        help="head: walks of a head; serving: rounds of a server; table FILE: the README's table "
-        "of a results file",
+        choices=["head", "all", "serving", "table"],
+        help="head: walks of a head; all: what figures need, resumable; "
+        "serving: rounds of a server; table FILE: the README's table of a results file",
     )
     bench.add_argument(
         "options",
@@ -433,6 +433,10 @@ def _bench(args: argparse.Namespace) -> int:
         from wts.bench import serving
 
         return serving.main(args.options)
+    if args.what == "all":
+        from wts.bench import every
+
+        return every.main(args.options)
     from wts.bench import head
 
     return head.main(args.options)

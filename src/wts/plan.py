@@ -516,7 +516,7 @@ class ResidencyPlan:
             "TILE_BYTES": self.tile_bytes,
             "WARP_TILES": self.warp_tiles,
             "FRAGMENT_BYTES": FRAGMENT_BYTES,
-            "REGISTER_FRAGMENTS": self.register_fragments,
+            "REGISTER_FRAGMENTS": max(1, self.register_fragments),
             "SHARED_FRAGMENTS": self.shared_fragments,
             "STREAMED_FRAGMENTS": self.streamed_fragments,
             "PHASES_APART": int(self.streamed_fragments > 0 or self.groups > 1),

@@ -22,8 +22,10 @@ __all__ = [
     "Choice",
     "Shape",
     "plan_residency",
+    "streaming_plan",
     "with_fewer_registers",
     "with_lone_warps",
+    "with_register_fragments",
 ]
 
 LEAST_SWEEP_REGISTERS = 184
@@ -432,6 +434,55 @@ def with_lone_warps(plan: ResidencyPlan) -> ResidencyPlan:
     For a warpgroup's plan that a compiler spills and that has no register left to give.
     """
     return _first_that_fits(plan, widest=4)
+
+
+def streaming_plan(plan: ResidencyPlan) -> ResidencyPlan:
+    """The same walk with nothing resident: every weight comes from L2 in every step.
+
+    For benchmarks only: it separates what one launch saves from what residency saves.
+
+    Args:
+        plan: of a Markov head, as `plan_residency` makes it.
+
+    Raises:
+        PlanError: a head that reads hidden states, or a shard that no ring divides.
+    """
+    if plan.kind != "markov":
+        raise PlanError(f"plan: wanted one of a markov head, found {plan.kind}; stream no other")
+    fragments = plan.warp_tiles * plan.slabs
+    if plan.warpgroups:
+        # Whole tiles are in flight at once: more of them than a ring holds would wait for ever.
+        plan = replace(plan, tiles_in_flight=TILES_JUDGED)
+        ring = min(RING_UNITS, fragments // plan.unit_fragments)
+    else:
+        whole = [length for length in RING_FRAGMENTS if fragments % length == 0]
+        ring = max(whole, default=0)
+    streaming = replace(
+        plan,
+        register_fragments=0,
+        shared_fragments=0,
+        streamed_fragments=fragments,
+        ring_units=ring,
+    )
+    if ring == 0 or streaming.shared_bytes > streaming.shared_limit:
+        raise PlanError(
+            f"plan {plan.hash}: wanted {fragments} fragments of a warp in whole rings that fit in "
+            f"shared memory, found none; stream a head with more rows"
+        )
+    return streaming
+
+
+def with_register_fragments(plan: ResidencyPlan, fragments: int) -> ResidencyPlan:
+    """The same rows with another number of fragments in registers, the others placed behind them.
+
+    For benchmarks: how a plan's placement was chosen. A compiler may spill such a plan.
+
+    Raises:
+        PlanError: none or more than a warp has.
+    """
+    _check_range("fragments", fragments, 1, plan.warp_tiles * plan.slabs)
+    live = plan.accumulators if plan.warpgroups else -(-plan.accumulators // plan.phases)
+    return _place(plan, fragments, live)
 
 
 def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:

@@ -12,7 +12,7 @@ from typing import Any, Literal, cast, get_args
 import torch
 
 from wts.cells import AnyHead, DominoCell, RnnCell
-from wts.compile import KERNEL_NAME, WalkArgs, compile_fitting
+from wts.compile import KERNEL_NAME, WalkArgs, compile_fitting, compile_walk
 from wts.emulator import Emulator
 from wts.errors import (
     CompileError,
@@ -602,6 +602,7 @@ class _DeviceWalk:
         timeout_ms: int,
         *,
         trace: bool = False,
+        spills: bool = False,
         done: Sequence[PackedHead] = (),
     ) -> None:
         capability = torch.cuda.get_device_capability(device)
@@ -610,7 +611,8 @@ class _DeviceWalk:
                 f"device: wanted a Hopper GPU (9.0) and a plan for one, found {capability[0]}."
                 f"{capability[1]} and a plan for {plan.arch}; use backend='emulator' here"
             )
-        compiled = compile_fitting(plan, trace=trace)
+        compiled = compile_walk(plan, spills=True) if spills else compile_fitting(plan, trace=trace)
+        self.spill_bytes = compiled.used.spill_bytes
         self.plan = plan = compiled.plan
         self.device = device
         self.timeout_us = timeout_ms * 1000

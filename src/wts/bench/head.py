@@ -48,10 +48,11 @@ if TYPE_CHECKING:
 
 __all__ = ["configure", "main", "run"]
 
-PATHS = ("wts", "probe", "step_torch", "sglang", "sglang_greedy")
+PATHS = ("wts", "probe", "wts_streaming", "step_torch", "sglang", "sglang_greedy")
 """Who can be timed, in the order of the table."""
 
-_OURS = ("wts", "probe")
+_OURS = ("wts", "probe", "wts_streaming")
+_ASKED_FOR = ("wts_streaming",)  # timed only where it is named: nobody would walk like that
 # Of Domino, timed alone to be subtracted; no path of its own.
 _LM_HEAD = "lm_head"
 
@@ -97,7 +98,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--steps", type=integers, metavar="K,..", help="default 1,7,16")
     add("--temperature", type=numbers(float, 0), metavar="T,..", help="default 0")
     add("--cache", type=names(_CACHES), metavar="C,..", help="default cold,warm; grid: cold")
-    add("--paths", type=names(PATHS), metavar="P,..", help="default: all that this machine has")
+    add(
+        "--paths",
+        type=names(PATHS),
+        metavar="P,..",
+        help="default: all that this machine has, without wts_streaming, a walk with nothing "
+        "resident",
+    )
     add("--rounds", type=int, metavar="N", help=f"samples per point, default {_ROUNDS}")
     add("--quick", action="store_true", help=f"{_QUICK_ROUNDS} samples, L2 cold only")
     add(
@@ -260,6 +267,8 @@ class HeadBench:
             from wts.bench.gate import probe_of
 
             ours["probe"] = self._gated(case, "probe", probe_of(head), say)
+        if "wts_streaming" in applicable:
+            ours["wts_streaming"] = self._gated(case, "wts_streaming", head, say)
         shares, faults = self._agreements(
             case, ours, [path for path in applicable if path not in _OURS]
         )
@@ -337,6 +346,10 @@ class HeadBench:
         plan = plan_residency(
             head, "LOCAL", batch=case.batch, steps=case.max_steps, sampled=case.sampled
         )
+        if path == "wts_streaming":
+            from wts.planner import streaming_plan
+
+            plan = streaming_plan(plan)
         # The plan of a Walker may be another: the compiler may want one with fewer registers.
         made = _Ours(walker=Walker(head, plan, backend="device"), head=head)
         drawn = self._draw(case, case.max_steps, seed=1)
@@ -378,6 +391,7 @@ class HeadBench:
         from wts.heads import MarkovHead
         from wts.walk import Walker
 
+        path = "wts" if path == "wts_streaming" else path  # the same head, so the same tokens
         kept = self._emulators.get((path, case.sampled))
         if kept is not None and kept[1] >= case.batch and kept[2] >= case.max_steps:
             return kept[0]
@@ -550,11 +564,13 @@ def _walker_call(inputs: WalkInputs, walk: Walk) -> Callable[[], torch.Tensor]:
 def _applies(path: str, case: HeadCase) -> bool:
     """Whether a path exists for a case.
 
-    A Markov head is its own probe. SGLang samples no Domino head, and fuses its greedy step for one
-    row of a Markov head only.
+    A Markov head is its own probe, and the only one that is streamed. SGLang samples no Domino
+    head, and fuses its greedy step for one row of a Markov head only.
     """
     if path == "probe":
         return case.head != "markov"
+    if path == "wts_streaming":
+        return case.head == "markov"
     if path == "sglang":
         return case.head != "domino" or not case.sampled
     return path != "sglang_greedy" or (
@@ -674,7 +690,7 @@ def _choose_paths(
     """
     from wts.bench.baselines import load_sglang
 
-    paths = PATHS if wanted is None else wanted
+    paths = tuple(path for path in PATHS if path not in _ASKED_FOR) if wanted is None else wanted
     if not any(path.startswith("sglang") for path in paths):
         return paths, None
     say("importing SGLang")

@@ -1,0 +1,133 @@
+"""Where the weights of a block lie best: the same walk with more and fewer fragments in registers.
+
+A kernel that the compiler spills is timed all the same, and its record says how much was spilled.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
+
+from wts.bench.cases import HeadCase
+
+if TYPE_CHECKING:
+    from wts.bench.clock import Timing
+    from wts.bench.head import HeadBench
+    from wts.bench.record import Environment
+    from wts.cells import AnyHead
+    from wts.plan import ResidencyPlan
+    from wts.walk import Walker
+
+__all__ = ["Placed", "placed_walker", "record_of", "sweep"]
+
+_TIMEOUT_MS = 2000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Placed:
+    """A placement, timed at one length."""
+
+    case: HeadCase
+    steps: int
+    plan: ResidencyPlan
+    spill_bytes: int
+    timing: Timing
+
+
+def placed_walker(head: AnyHead, plan: ResidencyPlan) -> tuple[Walker, int]:
+    """A device Walker of exactly this plan, and the bytes that its kernel spills."""
+    import torch
+
+    from wts.walk import Walker, _DeviceWalk
+
+    walker = Walker(head, plan, backend="device")
+    device = torch.device("cuda", torch.cuda.current_device())
+    exact = _DeviceWalk(head, plan, device, _TIMEOUT_MS, spills=True)
+    walker._device_walk, walker.plan = exact, plan
+    return walker, exact.spill_bytes
+
+
+def sweep(
+    bench: HeadBench, case: HeadCase, fragments: Sequence[int], say: Callable[[str], None]
+) -> list[Placed]:
+    """Gate and time a case with each number of fragments in registers, all in turns.
+
+    Raises:
+        WalkFault: a walk gave other tokens than it must.
+    """
+    from wts.bench import clock, gate
+    from wts.bench.head import _make_noise, _Ours, _walker_call
+    from wts.planner import plan_residency, with_register_fragments
+
+    head = bench._head_of(case)
+    base = plan_residency(
+        head, "LOCAL", batch=case.batch, steps=case.max_steps, sampled=case.sampled
+    )
+    inputs = {steps: bench._inputs(case, steps) for steps in case.steps}
+    variants, made = {}, {}
+    for count in fragments:
+        walker, spilled = placed_walker(head, with_register_fragments(base, count))
+        ours = _Ours(walker=walker, head=head)
+        gate.check_walk(
+            ours.walk,
+            bench._emulator_of(case, "wts", ours),
+            bench._draw(case, case.max_steps, seed=1),
+            whole=False,
+            make_noise=_make_noise,
+            part_of=partial(gate.device_part, walker),
+        )
+        say(f"{count} fragments in registers, {spilled} bytes spilled: tokens equal")
+        made[count] = (walker, spilled)
+        for steps in case.steps:
+            variants[f"{count}@{steps}"] = _walker_call(inputs[steps], ours.walk)
+    timings = clock.time_replays(
+        clock.capture(variants), cache="cold", control=bench._control, rounds=bench._rounds
+    )
+    for walker, _ in made.values():
+        walker.check()
+    return [
+        Placed(
+            case=case,
+            steps=steps,
+            plan=walker.plan,
+            spill_bytes=spilled,
+            timing=timings[f"{count}@{steps}"],
+        )
+        for count, (walker, spilled) in made.items()
+        for steps in case.steps
+    ]
+
+
+def record_of(placed: Placed, *, run_id: str, environment: Environment) -> dict[str, object]:
+    """The record of a placement."""
+    from wts.bench import record
+
+    case, plan, timing = placed.case, placed.plan, placed.timing
+    return record.build(
+        environment,
+        bench="placement",
+        run_id=run_id,
+        path="wts",
+        head=case.head,
+        weights="int8",
+        V=case.vocab,
+        r=case.rank,
+        B=case.batch,
+        K=placed.steps,
+        T=case.temperature,
+        cache="cold",
+        p50_us=round(timing.p50_us, 3),
+        p05_us=round(timing.p05_us, 3),
+        p95_us=round(timing.p95_us, 3),
+        n=timing.num_samples,
+        inputs="random",
+        excludes="",
+        resident_share=plan.resident_share,
+        plan=plan.hash,
+        register_fragments=plan.register_fragments,
+        shared_fragments=plan.shared_fragments,
+        streamed_fragments=plan.streamed_fragments,
+        spill_bytes=placed.spill_bytes,
+    )
