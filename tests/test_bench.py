@@ -1334,7 +1334,7 @@ def small_stages(*, quick: bool) -> tuple[every.Stage, ...]:
 
 @pytest.fixture
 def all_small(emulated: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    def placed(made_of: Any, plan: Any) -> Any:
+    def placed(made_of: Any, base: Any, plan: Any) -> Any:
         walker = import_module("wts.walk").Walker(made_of, plan, backend="device")
         return walker, 8 if plan.register_fragments == 5 else 0
 

@@ -36,13 +36,19 @@ class Placed:
     timing: Timing
 
 
-def placed_walker(head: AnyHead, plan: ResidencyPlan) -> tuple[Walker, int]:
-    """A device Walker of exactly this plan, and the bytes that its kernel spills."""
+def placed_walker(head: AnyHead, base: ResidencyPlan, plan: ResidencyPlan) -> tuple[Walker, int]:
+    """A device Walker of exactly this plan, and the bytes that its kernel spills.
+
+    Args:
+        head: the head.
+        base: the plan that the planner chose, which any Walker can be made of.
+        plan: the same with other places.
+    """
     import torch
 
     from wts.walk import Walker, _DeviceWalk
 
-    walker = Walker(head, plan, backend="device")
+    walker = Walker(head, base, backend="device")
     device = torch.device("cuda", torch.cuda.current_device())
     exact = _DeviceWalk(head, plan, device, _TIMEOUT_MS, spills=True)
     walker._device_walk, walker.plan = exact, plan
@@ -68,7 +74,7 @@ def sweep(
     inputs = {steps: bench._inputs(case, steps) for steps in case.steps}
     variants, made = {}, {}
     for count in fragments:
-        walker, spilled = placed_walker(head, with_register_fragments(base, count))
+        walker, spilled = placed_walker(head, base, with_register_fragments(base, count))
         ours = _Ours(walker=walker, head=head)
         gate.check_walk(
             ours.walk,
