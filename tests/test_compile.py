@@ -52,12 +52,12 @@ some_plans = settings(
 )
 
 
-@pytest.fixture(scope="session")
+@pytest.fixture(scope="module")
 def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("cubins")
 
 
-@pytest.fixture(scope="session", autouse=True)
+@pytest.fixture(scope="module", autouse=True)
 def _cache_of_these_tests(cache: Path) -> Iterator[None]:
     """What is compiled without naming a cache does not go into the user's."""
     with pytest.MonkeyPatch.context() as patch:
