@@ -22,7 +22,9 @@ class Engine:
         self.walks = os.environ["WTS_SGLANG"] == "1"
         assert arguments["speculative_algorithm"] == "DSPARK"
         if self.walks and {line}:
-            print("INFO wts: walks of 3 steps", flush=True)
+            print("INFO wts: on for SGLang's DSpark draft: markov head", flush=True)
+        elif self.walks:
+            print("INFO wts: off for SGLang's DSpark draft: memory", flush=True)
 
     def generate(self, input_ids, sampling_params):
         count = sampling_params["max_new_tokens"]
