@@ -17,9 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -28,7 +26,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lab.checkpoints import load_drafter, load_target
+from lab.checkpoints import drafters_in, load_drafter, load_target
 from lab.data import DOMAINS, Tokens, read_tokens
 from lab.drafter import Drafter
 from lab.draw import draw_below
@@ -38,17 +36,16 @@ from wts.bench import record
 from wts.cells import AnyHead
 from wts.device import GPUS, LOCAL
 from wts.noise import Noise
-from wts.numbers import NumberType
 from wts.planner import plan_residency
+from wts.progress import sayer
 from wts.reading import read_head
 from wts.reference import reference_walk
 from wts.walk import Walker
+from wts.weights import NUMBER_TYPE_OF
 
 __all__ = ["Estimate", "Prompt", "by_domain", "compare", "draw_prompts", "estimate"]
 
-Say = Callable[[str], None]
 _MOST_REQUESTS = 64
-_NUMBER_TYPES: dict[torch.dtype, NumberType] = {torch.bfloat16: "bf16", torch.float32: "fp32"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -197,7 +194,7 @@ def int8_walk(head: AnyHead, *, batch: int, steps: int, sampled: bool, kind: tor
         batch=batch,
         steps=steps,
         sampled=sampled,
-        base_type=_NUMBER_TYPES[kind],
+        base_type=NUMBER_TYPE_OF[kind],
     )
     walker = Walker(head, plan, backend="device" if on_gpu else "emulator")
 
@@ -364,10 +361,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--fp32", action="store_true", help="products in fp32, for tiny models")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
+    say = sayer()
 
     device = torch.device(args.device)
     args.out.mkdir(parents=True, exist_ok=True)
@@ -379,8 +373,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         seed=args.seed,
     )
     target = load_target(args.models / "target", device)
-    folders = sorted(p for p in args.models.iterdir() if (p / "config.json").is_file())
-    names = args.drafter or [p.name for p in folders if p.name != "target"]
+    names = args.drafter or drafters_in(args.models)
     environment = None
     if device.type == "cuda":
         environment = record.capture_environment(described=args.commit)

@@ -13,10 +13,16 @@ from torch import nn
 from lab.config import DrafterShape, TargetShape
 from lab.drafter import Drafter
 from lab.target import Target
+from wts.bench.geometry import HEAD_TYPES, head_fields
 
-__all__ = ["load_drafter", "load_target", "save_drafter", "save_target", "write_tensors"]
-
-_HEAD_TYPES = {"markov": "vanilla", "gated": "gated", "rnn": "rnn"}
+__all__ = [
+    "drafters_in",
+    "load_drafter",
+    "load_target",
+    "save_drafter",
+    "save_target",
+    "write_tensors",
+]
 
 
 def _qwen3_fields(shape: TargetShape, layers: int) -> dict[str, Any]:
@@ -69,34 +75,16 @@ def save_target(model: Target, folder: Path, *, end_token: int) -> Path:
 
 def drafter_fields(target: TargetShape, shape: DrafterShape) -> dict[str, Any]:
     """What config.json says of a drafter."""
-    fields = _qwen3_fields(target, shape.layers) | {
+    shared = {
         "block_size": shape.queries,
         "num_target_layers": target.layers,
         "target_layer_ids": list(shape.target_layers),
         "mask_token_id": shape.mask_token,
     }
-    if shape.kind != "domino":
-        return fields | {
-            "architectures": ["Qwen3DSparkModel"],
-            "markov_rank": shape.rank,
-            "markov_head_type": _HEAD_TYPES[shape.kind],
-            "enable_confidence_head": False,
-            "confidence_head_with_markov": False,
-        }
-    return fields | {
-        "architectures": ["DFlashDraftModel"],
-        "dflash_config": {
-            "block_size": shape.queries,
-            "num_target_layers": target.layers,
-            "target_layer_ids": list(shape.target_layers),
-            "mask_token_id": shape.mask_token,
-            "projector_type": "domino",
-            "emb_dim": shape.rank,
-            "gru_hidden_dim": shape.state,
-            "shift_label": shape.shift_label,
-            "pure_draft_prefix_len": 1,
-        },
-    }
+    head = head_fields(
+        shape.kind, shared, rank=shape.rank, state=shape.state, shift_label=shape.shift_label
+    )
+    return _qwen3_fields(target, shape.layers) | shared | head
 
 
 def save_drafter(model: Drafter, folder: Path) -> Path:
@@ -130,6 +118,12 @@ def _target_shape(fields: dict[str, Any], layers: int) -> TargetShape:
     )
 
 
+def drafters_in(models: Path) -> list[str]:
+    """Names of the drafters that `lab.run` has left in a folder, beside their target."""
+    folders = sorted(p for p in models.iterdir() if (p / "config.json").is_file())
+    return [folder.name for folder in folders if folder.name != "target"]
+
+
 def load_target(folder: Path, device: torch.device) -> Target:
     """Read a target that `save_target` wrote, in bf16, not to be trained."""
     fields = _fields(folder)
@@ -144,7 +138,7 @@ def load_drafter(folder: Path, device: torch.device) -> Drafter:
     """Read a drafter that `save_drafter` wrote, in bf16, not to be trained."""
     fields = _fields(folder)
     domino = fields.get("dflash_config")
-    kinds = {name: kind for kind, name in _HEAD_TYPES.items()}
+    kinds = {name: kind for kind, name in HEAD_TYPES.items()}
     shape = DrafterShape(
         kind="domino" if domino else kinds[fields["markov_head_type"]],  # type: ignore[arg-type]
         steps=fields["block_size"] - (1 if domino else 0),

@@ -18,24 +18,13 @@ from torch import nn
 from torch.nn import functional
 
 from lab.config import DrafterShape, TargetShape
-from lab.target import Cache, Mlp, Norm, Rotary, split_heads
+from lab.target import AttentionWeights, Cache, Mlp, Norm, Rotary, split_heads
 
 __all__ = ["Drafter"]
 
 
-class BlockAttention(nn.Module):
+class BlockAttention(AttentionWeights):
     """Attention of the queries of blocks to the context before each, and to their own block."""
-
-    def __init__(self, shape: TargetShape) -> None:
-        super().__init__()
-        self.heads, self.kv_heads = shape.heads, shape.kv_heads
-        width, kv_width = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
-        self.q_proj = nn.Linear(shape.hidden, width, bias=False)
-        self.k_proj = nn.Linear(shape.hidden, kv_width, bias=False)
-        self.v_proj = nn.Linear(shape.hidden, kv_width, bias=False)
-        self.o_proj = nn.Linear(width, shape.hidden, bias=False)
-        self.q_norm = Norm(shape.head_dim)
-        self.k_norm = Norm(shape.head_dim)
 
     def context(
         self, features: torch.Tensor, angles: tuple[torch.Tensor, torch.Tensor]

@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 import torch
 
-from lab.checkpoints import load_drafter, load_target
+from lab.checkpoints import drafters_in, load_drafter, load_target
 from lab.data import Tokens, read_tokens
 from lab.drafter import Drafter
 from lab.draw import draw_below
 from lab.export import Kept, choose_places, record_blocks
 from lab.target import Target
 from wts.fidelity import Inputs, examine
+from wts.progress import sayer
 from wts.reading import read_head
 
 __all__ = ["record_whole"]
@@ -68,17 +67,13 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=128, help="blocks to record")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
+    say = sayer()
 
     device = torch.device(args.device)
     args.out.mkdir(parents=True, exist_ok=True)
     tokens = read_tokens(args.data / "val.npz")
     target = load_target(args.models / "target", device)
-    folders = sorted(p for p in args.models.iterdir() if (p / "config.json").is_file())
-    for name in args.drafter or [p.name for p in folders if p.name != "target"]:
+    for name in args.drafter or drafters_in(args.models):
         drafter = load_drafter(args.models / name, device)
         domino = drafter.shape.kind == "domino"
         head = read_head(

@@ -9,8 +9,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,10 +22,9 @@ from lab.losses import judge
 from lab.target import Target
 from lab.train_drafter import train_drafter, validate_drafter
 from lab.train_target import train_target, validate_target
+from wts.progress import Say, sayer
 
 __all__ = ["run_recipe"]
-
-Say = Callable[[str], None]
 
 
 def _done(folder: Path) -> bool:
@@ -139,10 +136,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", action="store_true", help="compile the losses")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
+    say = sayer()
 
     run_recipe(
         RECIPES[args.recipe],

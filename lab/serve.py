@@ -23,6 +23,7 @@ from typing import Any
 
 from lab.acceptance import Prompt, by_domain, draw_prompts
 from lab.data import read_tokens
+from wts.bench import serving_setting
 from wts.checkpoint import read_config
 from wts.errors import DeviceError
 
@@ -32,28 +33,12 @@ _LINE = "wts: on for "  # what the plugin's line in the log starts with, where w
 _TIME_OUT_S = 540
 
 
-def engine_arguments(target: Path, draft: Path, *, requests: int, seed: int) -> dict[str, Any]:
-    """Arguments of `sglang.Engine` for a drafter of either algorithm."""
+def engine_arguments(target: Path, draft: Path, *, requests: int, seed: int) -> dict[str, object]:
+    """Arguments of `sglang.Engine` for a drafter, whose head its folder names."""
     domino = read_config(draft).domino is not None
-    arguments: dict[str, Any] = {
-        "model_path": str(target),
-        "speculative_algorithm": "DFLASH" if domino else "DSPARK",
-        "speculative_draft_model_path": str(draft),
-        "skip_tokenizer_init": True,
-        "attention_backend": "triton",
-        "speculative_draft_attention_backend": "triton",
-        "sampling_backend": "pytorch",
-        "grammar_backend": "none",
-        "cuda_graph_backend_prefill": "disabled",
-        "cuda_graph_max_bs_decode": requests,
-        "max_running_requests": requests,
-        "mem_fraction_static": 0.5,
-        "disable_radix_cache": True,
-        "random_seed": seed,
-    }
-    if domino:
-        arguments["speculative_domino_candidate_pool_size"] = 0
-    return arguments
+    return serving_setting.engine_arguments(
+        target, draft, domino=domino, requests=requests, seed=seed
+    )
 
 
 def _work(job_file: Path, result_file: Path) -> None:

@@ -114,8 +114,8 @@ class Cache:
         self.values[layer].scatter_(2, index, value.to(self.values[layer].dtype))
 
 
-class Attention(nn.Module):
-    """Causal attention with normalised queries and keys."""
+class AttentionWeights(nn.Module):
+    """The projections of an attention layer, and the norms of its queries and keys."""
 
     def __init__(self, shape: TargetShape) -> None:
         super().__init__()
@@ -127,6 +127,10 @@ class Attention(nn.Module):
         self.o_proj = nn.Linear(width, shape.hidden, bias=False)
         self.q_norm = Norm(shape.head_dim)
         self.k_norm = Norm(shape.head_dim)
+
+
+class Attention(AttentionWeights):
+    """Causal attention with normalised queries and keys."""
 
     def forward(
         self,

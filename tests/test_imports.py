@@ -14,7 +14,7 @@ SOURCE = Path(wts.__file__).parent
 
 # A room may import rooms to its left, never its neighbours or rooms to its right.
 LINE: tuple[tuple[str, ...], ...] = (
-    ("errors", "numbers", "activations"),
+    ("errors", "numbers", "activations", "progress"),
     ("device", "checkpoint"),
     ("weights",),
     ("draws",),

@@ -10,7 +10,6 @@ import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Callable, Sequence
 from importlib import metadata
 from pathlib import Path
@@ -19,6 +18,7 @@ from typing import TYPE_CHECKING
 from wts.device import GPUS, LOCAL, GpuSpec, gpu_spec
 from wts.errors import DeviceError, InputError, WalkError, describe
 from wts.numbers import HEAD_KINDS
+from wts.progress import sayer
 
 if TYPE_CHECKING:
     import torch
@@ -198,20 +198,10 @@ def _version() -> str:
         return "(not installed)"
 
 
-def _sayer() -> Callable[[str], None]:
-    """Progress on standard error, with the time since the command started."""
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
-
-    return say
-
-
 def _demo(args: argparse.Namespace) -> int:
     from wts import demo
 
-    right = demo.run(batch=args.batch, steps=args.steps, head_folder=args.head, say=_sayer())
+    right = demo.run(batch=args.batch, steps=args.steps, head_folder=args.head, say=sayer())
     return 0 if right else 1
 
 
@@ -261,7 +251,7 @@ def _plan(args: argparse.Namespace) -> int:
 
 def _walk(args: argparse.Namespace) -> int:
     spec = _spec_to_walk(args)
-    say = _sayer()
+    say = sayer()
     say("loading torch")
     import torch
 
@@ -383,7 +373,7 @@ def _fidelity(args: argparse.Namespace) -> int:
     for name, value in (("batch", args.batch), ("steps", args.steps)):
         if value < 1:
             raise InputError.mismatch(name, wanted="at least 1", found=value, fix="ask for more")
-    say = _sayer()
+    say = sayer()
     say("loading torch")
     import torch
 
@@ -416,7 +406,7 @@ def _fidelity(args: argparse.Namespace) -> int:
 def _doctor(args: argparse.Namespace) -> int:
     from wts import doctor
 
-    say = _sayer()
+    say = sayer()
     say("loading torch and trying the compiler")
     print(doctor.report(doctor.examine()))
     return 0
@@ -449,7 +439,7 @@ def _plot(args: argparse.Namespace) -> int:
     results = load(args.results)
     folder = _FIGURES / results.gpu if args.out is None else args.out
     only = () if args.figures is None else tuple(args.figures.split(","))
-    say = _sayer()
+    say = sayer()
     for path in draw_all(results, folder, only=only, say=say):
         print(path)
     return 0

@@ -8,7 +8,6 @@ Then the head that ships with the package, if it is there, drafts behind real te
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -16,6 +15,7 @@ from typing import TYPE_CHECKING
 from wts.device import GPUS, LOCAL, GpuSpec
 from wts.doctor import device_obstacle
 from wts.errors import CompileError, DeviceError
+from wts.progress import Say
 
 if TYPE_CHECKING:
     import torch
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
 
 __all__ = ["run"]
 
-Say = Callable[[str], None]
 
 _RANK = 256
 _REAL_VOCAB = 151_936

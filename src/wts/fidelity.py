@@ -10,7 +10,7 @@ best logit over the next.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -23,6 +23,7 @@ from wts.emulator import int8_logits
 from wts.errors import InputError, describe
 from wts.heads import HeadState
 from wts.pack import SMALLEST_SCALE, WEIGHT_LEVELS, quantise_latents, quantise_rows
+from wts.progress import Say
 from wts.reference import select_greedy, step_logits
 from wts.weights import DTYPES
 
@@ -45,8 +46,6 @@ _CRESTS = (6.0, 8.0, 12.0)
 _OUTLIERS = 20
 # Margins between the two best logits: ties, then each twice the one before.
 _MARGINS = (0.0, *(2.0**exponent for exponent in range(-7, 6)))
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

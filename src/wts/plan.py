@@ -198,14 +198,11 @@ class ResidencyPlan:
     @property
     def hidden_rows(self) -> int:
         """Rows of a block that the kernel multiplies with hidden states; one where it does not."""
-        return self.own_rows if self.hidden_inside else 1
-
-    @property
-    def own_rows(self) -> int:
-        """Rows of a block that hidden states add to."""
+        if not self.hidden_inside:
+            return 1
         if self.kind == "domino":
             return self.block_projections
-        return self.unit_rows * self.block_units if self.units else 0
+        return self.unit_rows * self.block_units
 
     @property
     def states(self) -> int:

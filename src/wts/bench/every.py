@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING
 
 from wts.bench.cases import HeadCase, product_cases
 from wts.errors import DeviceError, WalkError
+from wts.progress import sayer
 
 if TYPE_CHECKING:
     from wts.bench.head import HeadBench
@@ -182,10 +183,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0; 1 if a case or a path failed; 2 if nothing can be measured.
     """
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
+    say = sayer()
 
     from wts.bench import head, record
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, TypeAlias
@@ -22,8 +23,10 @@ __all__ = [
     "DOMINO_STATE_SIZE",
     "DRAFTERS",
     "GEOMETRIES",
+    "HEAD_TYPES",
     "Drafter",
     "Geometry",
+    "head_fields",
     "head_of",
     "steps_of",
     "write_drafter",
@@ -39,7 +42,8 @@ DOMINO_STATE_SIZE = 1024
 """G of published Domino heads."""
 
 _HEADS = {"dspark": "markov", "dspark-gated": "gated", "dspark-rnn": "rnn", "domino": "domino"}
-_HEAD_TYPES = {"dspark": "vanilla", "dspark-gated": "gated", "dspark-rnn": "rnn"}
+HEAD_TYPES = {"markov": "vanilla", "gated": "gated", "rnn": "rnn"}
+"""What a DSpark drafter's config calls a kind of head."""
 
 # Of a dummy target's weights, uniform in +-0.001.
 _DUMMY_DEVIATION = 1e-3 / math.sqrt(3)
@@ -160,27 +164,12 @@ def write_drafter(
         "num_target_layers": geometry.layers,
     }
     if drafter == "domino":
-        fields |= {
-            "architectures": ["DFlashDraftModel"],
-            "block_size": block,
-            "num_target_layers": geometry.layers,
-            "dflash_config": {
-                **shared,
-                "projector_type": "domino",
-                "emb_dim": rank,
-                "gru_hidden_dim": DOMINO_STATE_SIZE,
-                "shift_label": False,
-                "pure_draft_prefix_len": 1,
-            },
-        }
+        fields |= {"block_size": block, "num_target_layers": geometry.layers}
     else:
-        fields |= shared | {
-            "architectures": ["Qwen3DSparkModel"],
-            "markov_rank": rank,
-            "markov_head_type": _HEAD_TYPES[drafter],
-            "enable_confidence_head": False,
-            "confidence_head_with_markov": False,
-        }
+        fields |= shared
+    fields |= head_fields(
+        head_of(drafter), shared, rank=rank, state=DOMINO_STATE_SIZE, shift_label=False
+    )
     _write_config(folder, fields)
     tensors = _backbone_tensors(geometry, seed=seed, device=device)
     tensors |= _head_tensors(geometry, drafter, rank=rank, seed=seed, device=device)
@@ -189,6 +178,39 @@ def write_drafter(
     save_file({name: tensor.cpu().contiguous() for name, tensor in tensors.items()}, partial)
     partial.replace(weights)
     return folder
+
+
+def head_fields(
+    kind: str, shared: Mapping[str, object], *, rank: int, state: int, shift_label: bool
+) -> dict[str, object]:
+    """What config.json says of a drafter's architecture and head.
+
+    Args:
+        kind: of the head.
+        shared: fields of block and target layers, which a Domino drafter has in dflash_config.
+        rank: r.
+        state: G of a Domino head.
+        shift_label: of a Domino head.
+    """
+    if kind == "domino":
+        return {
+            "architectures": ["DFlashDraftModel"],
+            "dflash_config": {
+                **shared,
+                "projector_type": "domino",
+                "emb_dim": rank,
+                "gru_hidden_dim": state,
+                "shift_label": shift_label,
+                "pure_draft_prefix_len": 1,
+            },
+        }
+    return {
+        "architectures": ["Qwen3DSparkModel"],
+        "markov_rank": rank,
+        "markov_head_type": HEAD_TYPES[kind],
+        "enable_confidence_head": False,
+        "confidence_head_with_markov": False,
+    }
 
 
 def _backbone(geometry: Geometry, *, layers: int) -> dict[str, object]:

@@ -14,7 +14,6 @@ from __future__ import annotations
 import argparse
 import gc
 import sys
-import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -34,6 +33,7 @@ from wts.bench.cases import (
 )
 from wts.errors import DeviceError, WalkError
 from wts.numbers import HEAD_KINDS
+from wts.progress import sayer
 
 if TYPE_CHECKING:
     import torch
@@ -202,10 +202,6 @@ class _Ours:
     @property
     def plan(self) -> ResidencyPlan:
         return self.walker.plan
-
-
-def _progress(started: float, text: str) -> None:
-    print(f"[{time.monotonic() - started:6.1f} s] {text}", file=sys.stderr, flush=True)
 
 
 class HeadBench:
@@ -709,10 +705,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0; 1 if a case or a baseline failed its gate or could not run; 2 if nothing can be measured.
     """
-    started = time.monotonic()
-
-    def say(text: str) -> None:
-        _progress(started, text)
+    say = sayer()
 
     cases = cases_of(args)
     if not cases:

@@ -24,6 +24,7 @@ from wts.bench.arguments import names, numbers, size
 from wts.bench.geometry import DRAFTERS, GEOMETRIES
 from wts.bench.serving_paths import PATHS
 from wts.errors import DeviceError, InputError, WalkError
+from wts.progress import sayer
 
 __all__ = ["configure", "main", "run"]
 
@@ -150,10 +151,7 @@ def run(args: argparse.Namespace) -> int:
         0; 1 if a start failed, greedy texts differ or starts are left; 2 if nothing can be run.
     """
     started = time.monotonic()
-
-    def say(text: str) -> None:
-        seconds = time.monotonic() - started
-        print(f"[{seconds:6.1f} s] {text}", file=sys.stderr, flush=True)
+    say = sayer()
 
     try:
         return _draw(args.draw, say) if args.draw is not None else _measure(args, started, say)

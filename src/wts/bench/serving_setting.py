@@ -222,30 +222,55 @@ def _given_models(args: argparse.Namespace) -> _Served:
     )
 
 
-def _engine(served: _Served, most: int, args: argparse.Namespace) -> dict[str, object]:
-    """Arguments of `sglang.Engine`: only kernels of triton and torch, which every machine has."""
+def engine_arguments(
+    target: Path, draft: Path, *, domino: bool, requests: int, seed: int
+) -> dict[str, object]:
+    """Arguments of `sglang.Engine` for a drafter of either algorithm.
+
+    Only kernels of triton and torch, which every machine has.
+
+    Args:
+        target: checkpoint folder.
+        draft: checkpoint folder of its drafter.
+        domino: whether that has a Domino head, which then drafts from the whole vocabulary.
+        requests: served at once.
+        seed: of the engine.
+    """
     arguments: dict[str, object] = {
-        "model_path": str(served.target_folder),
-        "speculative_draft_model_path": str(served.draft_folder),
-        "speculative_algorithm": "DFLASH" if served.drafter == "domino" else "DSPARK",
-        "load_format": "dummy" if served.is_random else "auto",
-        "speculative_draft_load_format": "auto",
+        "model_path": str(target),
+        "speculative_draft_model_path": str(draft),
+        "speculative_algorithm": "DFLASH" if domino else "DSPARK",
         "skip_tokenizer_init": True,
-        "dtype": "bfloat16",
         "attention_backend": "triton",
         "speculative_draft_attention_backend": "triton",
         "sampling_backend": "pytorch",
         "grammar_backend": "none",
         "cuda_graph_backend_prefill": "disabled",
-        "cuda_graph_max_bs_decode": most,
-        "max_running_requests": most,
+        "cuda_graph_max_bs_decode": requests,
+        "max_running_requests": requests,
         "mem_fraction_static": 0.5,
         "disable_radix_cache": True,
-        "random_seed": args.seed,
+        "random_seed": seed,
+    }
+    if domino:
+        arguments["speculative_domino_candidate_pool_size"] = 0
+    return arguments
+
+
+def _engine(served: _Served, most: int, args: argparse.Namespace) -> dict[str, object]:
+    arguments = engine_arguments(
+        served.target_folder,
+        served.draft_folder,
+        domino=served.drafter == "domino",
+        requests=most,
+        seed=args.seed,
+    )
+    arguments |= {
+        "load_format": "dummy" if served.is_random else "auto",
+        "speculative_draft_load_format": "auto",
+        "dtype": "bfloat16",
         "log_level": "info",
     }
-    if served.drafter == "domino":
-        arguments["speculative_domino_candidate_pool_size"] = 0  # the whole vocabulary
     return arguments | dict(args.engine)
 
 

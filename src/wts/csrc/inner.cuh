@@ -51,6 +51,17 @@ __device__ __forceinline__ int request_of(int round, int column) {
   return round_group(round) * plan::COLUMNS + column;
 }
 
+__device__ __forceinline__ const Byte* table_row(const WalkArgs& args, int token) {
+  return args.table + static_cast<long long>(token) * plan::TABLE_ROW_BYTES;
+}
+
+// After publishing: a poll that comes too early costs a whole round trip more than one a little late.
+__device__ __forceinline__ void wait_before_polling() {
+  const u32 published = clock_low();
+  while (clock_low() - published < plan::FIRST_POLL_CYCLES) {
+  }
+}
+
 // ---- words -------------------------------------------------------------------------------------
 
 // A word is a sum, or a unit's three in bf16 (Domino), and the number of its exchange; slots alternate. A
@@ -127,19 +138,24 @@ __device__ __forceinline__ void each_column(Work work) {
   for (int column = 0; column < plan::COLUMNS; ++column) work(column);
 }
 
+// What the hidden states add to the inner sums of a request's step, where it is given. An absent request
+// gets another's.
+__device__ __forceinline__ const float* given_part(const WalkArgs& args, int round, int column) {
+  const int request = min(request_of(round, column), args.num_requests - 1);
+  return args.hidden_part +
+         (static_cast<long long>(request) * args.num_steps + round_step(round)) * plan::PART;
+}
+
 template <typename Crew>
 struct InnerWork {
   const WalkArgs& args;
   Shared& shared;
   Crew crew;
 
-  // What the hidden states add to a sum of this block: row `own` of its rows, `row` of all. An absent
-  // request gets another's.
+  // What the hidden states add to a sum of this block: row `own` of its rows, `row` of all.
   __device__ __forceinline__ float part_of(int round, int column, int own, int row) const {
     if constexpr (plan::HIDDEN_INSIDE) return shared.own_part[part_slot(round_step(round))][column][own];
-    const int request = min(request_of(round, column), args.num_requests - 1);
-    const long long first = static_cast<long long>(request) * args.num_steps + round_step(round);
-    return __uint_as_float(load_global_4(args.hidden_part + first * plan::PART + row));
+    return __uint_as_float(load_global_4(given_part(args, round, column) + row));
   }
 
   // Publishes this block's inner sums of a request for the step of a round.
@@ -290,8 +306,7 @@ struct InnerWork {
 
   // The state that a token leaves, from its input row and the early sums (Domino).
   __device__ __forceinline__ void take_in(int round, int column, int token) const {
-    const Byte* row = args.table + static_cast<long long>(token) * plan::TABLE_ROW_BYTES;
-    take_in_token<Crew::LANES>(row, reinterpret_cast<const u64*>(shared.early[column]),
+    take_in_token<Crew::LANES>(table_row(args, token), reinterpret_cast<const u64*>(shared.early[column]),
                                shared.state[request_of(round, column)], crew.lane());
   }
 };
@@ -389,9 +404,7 @@ __device__ __forceinline__ void await_sums(Shared& shared, int step) {
   const u32 parity = static_cast<u32>(step - 1) & 1u;
   if constexpr (SWEEPERS_TAKE_IN) {
     barrier_wait(&shared.sums_published, parity);
-    const u32 published = clock_low();
-    while (clock_low() - published < plan::FIRST_POLL_CYCLES) {
-    }
+    wait_before_polling();
   } else {
     barrier_wait(&shared.sums_gathered, parity);
   }

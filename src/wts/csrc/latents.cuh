@@ -22,13 +22,10 @@ struct LatentWarp {
   __device__ __forceinline__ int member() const { return service() % TEAM; }
   __device__ __forceinline__ bool leads() const { return member() == 0; }
   __device__ __forceinline__ int team_lane() const { return member() * 32 + lane_index(); }
-  __device__ __forceinline__ void team_sync() const {
-    if constexpr (TEAM == 1) {
-      __syncwarp();
-    } else {
-      named_barrier(plan::SWEEP_WARPS / 4 + 1 + team(), TEAM_LANES);  // behind the warpgroups'
-    }
+  __device__ __forceinline__ Crew<TEAM> crew() const {
+    return {member(), plan::SWEEP_WARPS / 4 + 1 + team()};  // barriers behind the warpgroups'
   }
+  __device__ __forceinline__ void team_sync() const { crew().sync(); }
   __device__ __forceinline__ int request(int group, int column) const {
     return group * plan::COLUMNS + column;
   }
@@ -37,7 +34,7 @@ struct LatentWarp {
   }
 
   __device__ __forceinline__ const Byte* table_row(int token) const {
-    return args.table + static_cast<long long>(token) * plan::TABLE_ROW_BYTES;
+    return wts::table_row(args, token);
   }
 
   // Where a 16-byte piece of a latent goes: piece 2 s + h of a plane is half h of slab s.
@@ -69,14 +66,6 @@ struct LatentWarp {
     if constexpr (plan::WARPGROUPS) fence_async_proxy();  // the tensor cores read these bytes
   }
 
-  // What the hidden states add to a step's inner sums, where it is given. An absent request gets
-  // another's.
-  __device__ __forceinline__ const float* hidden_part(int round, int column) const {
-    const int request = min(this->request(round_group(round), column), args.num_requests - 1);
-    return args.hidden_part + (static_cast<long long>(request) * args.num_steps +
-                               round_step(round)) * plan::PART;
-  }
-
   // ---- inner sums --------------------------------------------------------------------------------
 
   // Of several groups, each service warp does the inner work of its columns; an RNN's team keeps its state
@@ -85,7 +74,7 @@ struct LatentWarp {
   static_assert(!WORKS || TEAM == 1, "several groups have no teams");
   static_assert(!plan::HIDDEN_INSIDE || (TEAM > 1 && SERVED == 1), "a team has one column");
   __device__ __forceinline__ InnerWork<Crew<TEAM>> work() const {
-    return {args, shared, {member(), plan::SWEEP_WARPS / 4 + 1 + team()}};
+    return {args, shared, crew()};
   }
 
   // A gated head's inner work is its followers', those of a team that do not lead. The last one gathers,
@@ -185,10 +174,9 @@ struct LatentWarp {
       for (int i = 0; i < RUN; ++i) latent[run][i] = 0.0f;
       if (!run_exists(run, lane)) continue;
       if constexpr (HEAD == Head::GATED)
-        gated_run(row, hidden_part(round, column), early, start, wait, latent[run]);
+        gated_run(row, given_part(args, round, column), early, start, wait, latent[run]);
       if constexpr (HEAD == Head::RNN)
-        rnn_run(row, early, start, shared.joint[column],
-                wait, latent[run]);
+        rnn_run(row, early, start, shared.joint[column], wait, latent[run]);
       if constexpr (HEAD == Head::DOMINO)
         if (round_step(round) > 0) projected_run(shared.projections[column], start, latent[run]);
     }

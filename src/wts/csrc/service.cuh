@@ -429,10 +429,7 @@ struct ServiceWarp : LatentWarp {
   }
 
   __device__ __forceinline__ void conclude(int round) const {
-    // A poll that comes too early costs a whole round trip more than one a little late.
-    const u32 published = clock_low();
-    while (leads() && clock_low() - published < plan::FIRST_POLL_CYCLES) {
-    }
+    if (leads()) wait_before_polling();
 #pragma unroll 1
     for (int first = 0; first < SERVED; first += TOGETHER)
       conclude_some(round, first);
