@@ -101,18 +101,18 @@ _CHOICES = {
     "greedy, gated": (
         Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
         Choice("mma", 4, 38, 4, 5, (224, 56)),
-        Choice("mma", 2, 44, 4, 5, (224, 56)),
-        Choice("mma", 1, 44, 6, 5, (224, 56)),
+        Choice("mma", 2, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 41, 6, 5, (224, 56)),
     ),
     "greedy, state": (
         Choice("wgmma", 8, 36, 0, 4, (216, 72), 2),
         Choice("mma", 4, 38, 4, 5, (224, 56)),
         Choice("mma", 2, 38, 4, 5, (216, 72)),
-        Choice("mma", 1, 38, 6, 5, (216, 72)),
+        Choice("mma", 1, 41, 6, 5, (224, 56)),
     ),
     "greedy, domino": (
         Choice("mma", 2, 40, 4, 5, (224, 56)),
-        Choice("mma", 1, 40, 6, 5, (224, 56)),
+        Choice("mma", 1, 42, 6, 5, (224, 56)),
     ),
     "sampled, gated": (
         Choice("mma", 2, 34, 4, 5, (208, 88)),

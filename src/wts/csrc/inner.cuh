@@ -1,10 +1,9 @@
 // Inner sums: what a latent needs of states and hidden states, and no token. Blocks share out the rows,
 // multiply, and exchange the sums. Who does it is a crew of warps:
-//   - where there is one group, the sweeping warps gather a state's sums and multiply hidden states while
-//     they would wait for latents, and a Domino head's take in tokens: shared memory is then not busy with
-//     a sweep, which such work would slow down, and be slowed down by;
+//   - where there is one group, the sweeping warps gather sums and multiply hidden states while they would
+//     wait for latents, and a Domino head's take in tokens: shared memory is then not busy with a sweep,
+//     which such work would slow down, and be slowed down by;
 //   - an RNN's state is the service warps': its sums have to be under way while the step is swept;
-//   - a gated head's are the service warps' that do not lead (latents.cuh), once a step has been swept;
 //   - of several groups, each service warp does all for its requests.
 #pragma once
 #include "cells.cuh"
@@ -13,8 +12,7 @@
 namespace wts {
 
 constexpr bool ONE_GROUP = EARLY && plan::GROUPS == 1;
-constexpr bool SWEEPERS_HELP = ONE_GROUP && STATEFUL;
-constexpr bool SWEEPERS_TAKE_IN = SWEEPERS_HELP && HEAD == Head::DOMINO;
+constexpr bool SWEEPERS_TAKE_IN = ONE_GROUP && HEAD == Head::DOMINO;
 
 // ---- waiting for other blocks ------------------------------------------------------------------
 
@@ -359,8 +357,9 @@ __device__ __forceinline__ SweepersWork sweepers_work(const WalkArgs& args, Shar
   return {args, shared, {warp_index(), CREW_BARRIER}};
 }
 
-// Behind the sweep of a step: all blocks' sums of the next one, and of an RNN parts of sums to come.
-// These are wanted late: when the latents of step s + 2 are sent, the service warps add parts of s + 3.
+// Behind the sweep of a step: all blocks' sums of the next one, and parts of sums to come. A gated head's
+// sums are its parts, and published at once. An RNN's parts are wanted late: when the latents of step s + 2
+// are sent, the service warps add parts of s + 3.
 //   - They have seen the candidates of s + 1 by then, which each sweeping warp offers behind its parts.
 //   - The slot held parts of s - 1. Those were read before the latents of s - 1 came, which have
 //     been swept.
@@ -372,8 +371,10 @@ __device__ __forceinline__ void work_behind_sweep(const WalkArgs& args, Shared& 
   if constexpr (!SWEEPERS_TAKE_IN) warp_arrive(&shared.sums_gathered);
   // A Domino head's parts of the next step are there (work_before_sweep).
   constexpr int MADE = HEAD == Head::DOMINO ? 1 : FIRST_PARTS;
-  if constexpr (plan::HIDDEN_INSIDE && HEAD == Head::RNN)
+  if constexpr (plan::HIDDEN_INSIDE && HEAD != Head::DOMINO)
     each_column([&](int column) { work.make_part(step + MADE, column); });
+  if (HEAD == Head::GATED && step + FIRST_SUMS < args.num_steps)
+    each_column([&](int column) { work.publish_early(step + FIRST_SUMS, column); });
   if constexpr (plan::HIDDEN_INSIDE || SWEEPERS_TAKE_IN) work.crew.sync();
   if constexpr (plan::HIDDEN_INSIDE)
     each_column([&](int column) { work.ask_hidden(step + MADE + plan::HIDDEN_PLACES, column); });

@@ -77,37 +77,6 @@ struct LatentWarp {
     return {args, shared, crew()};
   }
 
-  // A gated head's inner work is its followers', those of a team that do not lead. The last one gathers,
-  // and multiplies only if it is the only one.
-  static constexpr bool FOLLOWERS_WORK = HEAD == Head::GATED && ONE_GROUP;
-  using Multipliers = Crew<(TEAM > 2 ? TEAM - 2 : 1)>;
-  __device__ __forceinline__ InnerWork<Multipliers> multipliers_work() const {
-    return {args, shared, {member() - 1, 0}};
-  }
-
-  // Once a step has been swept: all blocks' sums of the next one, which the team waits for when it has the
-  // token, and this block's of the one after that.
-  __device__ __forceinline__ void work_behind_sweep(int round) const {
-    if constexpr (FOLLOWERS_WORK) {
-      const int step = round_step(round);
-      if (leads() || step + 1 >= args.num_steps) return;
-      barrier_wait(&shared.candidates_ready[round_slot(round)], round_slot_parity(round));
-      if (member() == TEAM - 1) {
-        const InnerWork<Crew<1>> gatherers_work{args, shared, {0, 0}};
-        gatherers_work.template gather<false>(step + 1, column(0));
-        if (TEAM > 2) return;
-      }
-      if (step + FIRST_SUMS >= args.num_steps) return;
-      multipliers_work().make_part(step + FIRST_PARTS, column(0));
-      multipliers_work().publish_early(step + FIRST_SUMS, column(0));
-    }
-  }
-  // All of the team have come as far: the hidden states that were multiplied are not needed any more.
-  __device__ __forceinline__ void parts_made(int step) const {
-    if constexpr (FOLLOWERS_WORK)
-      multipliers_work().ask_hidden(step + FIRST_PARTS + plan::HIDDEN_PLACES, column(0));
-  }
-
   // All blocks' words, by the team, who then have to wait for each other.
   template <bool PROJECTOR>
   __device__ __forceinline__ void gather(int round, int column) const {
@@ -151,7 +120,7 @@ struct LatentWarp {
     const int lane = team_lane();
     const Byte* row = table_row(token);
     const auto wait = [&] {
-      if constexpr (SWEEPERS_HELP) await_sums(shared, round_step(round));
+      if constexpr (ONE_GROUP) await_sums(shared, round_step(round));
     };
     if constexpr (WORKS) gather<false>(round, column);
     if constexpr (WORKS && HEAD == Head::DOMINO) {

@@ -409,7 +409,6 @@ struct ServiceWarp : LatentWarp {
       target[0] = shared.team_token[team()];
     }
     if (step + 1 < args.num_steps) tell_tokens<TOGETHER>(first_served, target);
-    parts_made(step);
     if constexpr (LATER > 1) {
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i)
@@ -480,7 +479,6 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
     if (plan::EXCHANGE_LAG == 0 || round < rounds) {
       if (FIRST && self.leads()) stage(round + AHEAD);
-      self.work_behind_sweep(round);
       if (self.leads()) {
         self.publish(round);
         if (!FIRST) stage(round + AHEAD);

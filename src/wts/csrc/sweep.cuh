@@ -49,7 +49,7 @@ __device__ __forceinline__ void sweep_role(const WalkArgs& args, Shared& shared)
   for (int round = 0; round < rounds; ++round) {
     if constexpr (SWEEPERS_TAKE_IN) work_before_sweep(args, shared, round);
     sweep_round(args, shared, weights, ring, round);
-    if constexpr (SWEEPERS_HELP) work_behind_sweep(args, shared, round);
+    if constexpr (ONE_GROUP) work_behind_sweep(args, shared, round);
   }
   if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.end(shared);
 }
