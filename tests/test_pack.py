@@ -320,7 +320,7 @@ class TestHead:
         head = MarkovHead.random(vocab=vocab, rank=64, seed=3)
         plan = plan_residency(head, hopper(2))
         whole = pack_head(head, plan, CPU)
-        monkeypatch.setattr(wts.pack, "_CHUNK_ROWS", 64)
+        monkeypatch.setattr(wts.pack, "CHUNK_ROWS", 64)
         assert packed_equal(pack_head(head, plan, CPU), whole)
 
     @given(st.data())

@@ -22,6 +22,7 @@ from wts.heads import HeadState, MarkovHead
 from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, SLAB, TILE_ROWS, WARPGROUP, ResidencyPlan
 
 __all__ = [
+    "CHUNK_ROWS",
     "PackedHead",
     "QuantisedLatents",
     "load_rows",
@@ -36,7 +37,7 @@ __all__ = [
 WEIGHT_LEVELS = 127
 LATENT_LEVELS = 127 * 256 + 127  # the largest 256 hi + lo with both planes in int8
 SMALLEST_SCALE = 1e-30
-_CHUNK_ROWS = 1 << 15
+CHUNK_ROWS = 1 << 15  # rows that are quantised at once, in a handful of fp32 copies
 _INPUT_ROWS = 1 << 12  # at once: their products are made in fp64
 
 QuantisedLatents: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
@@ -302,7 +303,7 @@ def pack_head(
         _pack_projection(head, plan, packed, device)
     if any(packed.table is other.table for other in done):
         return packed
-    at_once = _CHUNK_ROWS if isinstance(head, MarkovHead) else _INPUT_ROWS
+    at_once = CHUNK_ROWS if isinstance(head, MarkovHead) else _INPUT_ROWS
     for first, rows in _chunks(head.table, device, at_once):
         packed.table[first : first + len(rows)] = _fetched_rows(head, rows)
     if head.draft_to_target is not None and packed.draft_to_target is not None:
@@ -364,7 +365,7 @@ def _fetched_rows(head: AnyHead, rows: torch.Tensor) -> torch.Tensor:
 
 
 def _chunks(
-    matrix: torch.Tensor, device: torch.device, at_once: int = _CHUNK_ROWS
+    matrix: torch.Tensor, device: torch.device, at_once: int = CHUNK_ROWS
 ) -> Iterator[tuple[int, torch.Tensor]]:
     for first in range(0, len(matrix), at_once):
         yield first, matrix[first : first + at_once].to(device)

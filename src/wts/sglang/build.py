@@ -14,6 +14,7 @@ from wts.device import GpuSpec
 from wts.errors import DeviceError, WalkError
 from wts.noise import Noise
 from wts.numbers import NumberType
+from wts.pack import CHUNK_ROWS
 from wts.plan import ResidencyPlan
 from wts.planner import MAX_BATCH, MAX_STEPS, plan_residency
 from wts.sglang.support import Reason, why_not_gpu, why_not_memory, why_step_wise
@@ -28,8 +29,8 @@ logger = logging.getLogger("wts.sglang")
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Batches with a plan of their own; others use the next larger one."""
 
-_CHUNK_ROWS = 1 << 15  # rows that are quantised at once, in a handful of fp32 copies
-_COPIES = 5
+_COPIES = 5  # of the rows that are packed at once, in fp32
+_ROW_NUMBERS = 4  # scales and the like of a row, beside each copy
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -248,4 +249,4 @@ def held_bytes(head: AnyHead, plans: Sequence[ResidencyPlan]) -> int:
 def packing_bytes(head: AnyHead) -> int:
     """Bytes that packing takes for a moment beside them."""
     widest = max(head.rank, head.table.shape[1] // 4)
-    return _COPIES * 4 * _CHUNK_ROWS * widest
+    return _COPIES * 4 * CHUNK_ROWS * (widest + _ROW_NUMBERS)
