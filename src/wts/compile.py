@@ -180,9 +180,10 @@ def compile_walk(
             f"plan {plan.hash}: wanted a kernel without spills, found {used.spill_bytes} spilled "
             f"bytes and {used.local_accesses} local accesses; report this plan: {plan!r}"
         )
-    if used.matrix_instructions != plan.matrix_instructions:
+    wanted = plan.matrix_instructions * plan.sweeps_written
+    if used.matrix_instructions != wanted:
         raise CompileError(
-            f"plan {plan.hash}: wanted {plan.matrix_instructions} matrix instructions, found "
+            f"plan {plan.hash}: wanted {wanted} matrix instructions, found "
             f"{used.matrix_instructions}; report this plan: {plan!r}"
         )
     if used.registers < plan.launch_registers:  # setmaxnreg would wait for ever

@@ -461,8 +461,22 @@ class ResidencyPlan:
 
     @property
     def matrix_instructions(self) -> int:
-        """Matrix instructions in the kernel's code: each (tile, slab) of a warp once."""
+        """Matrix instructions of a sweep: each (tile, slab) of a warp once."""
         return self.warp_tiles * self.slabs
+
+    @property
+    def exact_apart(self) -> bool:
+        """Whether sampled rows that are too close are judged again by code of its own.
+
+        So much code is slow to fetch, where warpgroups judge eight requests. Lone warps of few
+        requests have no registers to spare for it.
+        """
+        return self.sampled and self.warpgroups
+
+    @property
+    def sweeps_written(self) -> int:
+        """Sweeps in the kernel's code."""
+        return 1 + self.exact_apart
 
     def render_header(self) -> str:
         """The constants the kernel is compiled with; plain C++, no CUDA."""
@@ -554,6 +568,7 @@ class ResidencyPlan:
             "WARPGROUPS": self.warpgroups,
             "HIDDEN_INSIDE": self.hidden_inside,
             "NOISE_AHEAD": self.noise_ahead,
+            "EXACT_APART": int(self.exact_apart),
             "SCORED": self.scored,
             "WIDE": self.wide,
             "SAMPLED": self.sampled,

@@ -82,8 +82,8 @@ _CHOICES = {
         Choice("wgmma", 8, 33, 0, 2, (216, 72)),
     ),
     # One group draws its noise while blocks exchange, and has words to park.
-    "sampled, one group": (Choice("wgmma", 8, 24, 0, 2, (208, 88), 2),),
-    "sampled, two groups": (Choice("wgmma", 8, 31, 0, 2, (208, 88)),),
+    "sampled, one group": (Choice("wgmma", 8, 32, 0, 2, (208, 88), 2),),
+    "sampled, two groups": (Choice("wgmma", 8, 33, 0, 2, (208, 88)),),
     # 64-bit words take service warps twice the registers.
     "greedy, 64-bit words": (
         Choice("wgmma", 8, 38, 0, 4, (216, 72), 2),
@@ -153,7 +153,7 @@ _CHOICES = {
         Choice("mma", 1, 38, 4, 5, (216, 72)),
         Choice("mma", 2, 30, 4, 8, (216, 72)),
         Choice("mma", 4, 30, 4, 5, (216, 72)),
-        Choice("wgmma", 8, 20, 0, 2, (216, 72)),
+        Choice("wgmma", 8, 24, 0, 2, (216, 72)),
     ),
     "sampled, two groups, streaming": (Choice("wgmma", 8, 18, 0, 2, (208, 88)),),
 }

@@ -591,6 +591,22 @@ def _driver_call(result: tuple[Any, ...], doing: str) -> Any:
     return values[0] if values else None
 
 
+def multiply_hidden(
+    hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
+) -> None:
+    """What hidden states add to inner sums: a library's product, sums in fp32 in its order.
+
+    Args:
+        hidden: bf16 [n, H].
+        weight: bf16 [rows, H].
+        bias: [rows], or None.
+        out: fp32 [n, rows].
+    """
+    torch.mm(hidden, weight.T, out_dtype=torch.float32, out=out)
+    if bias is not None:
+        out.add_(bias)
+
+
 class _DeviceWalk:
     """The kernel of one plan, loaded on one GPU, with its packed head and its workspace."""
 
@@ -778,9 +794,7 @@ class _DeviceWalk:
         if not self.plan.hidden_inside:
             part, weight = self.part[: batch * steps], self.packed.cell.hidden_weight
             rows = hidden.view(batch * steps, size)
-            torch.mm(rows, weight.T, out_dtype=torch.float32, out=part)
-            if self.packed.cell.hidden_bias is not None:
-                part.add_(self.packed.cell.hidden_bias)
+            multiply_hidden(rows, weight, self.packed.cell.hidden_bias, part)
         return hidden
 
     @contextmanager

@@ -358,6 +358,12 @@ inline u64 operand_descriptor(u32 address, u32 along_k, u32 along_rows) {
   return static_cast<u64>(address >> 4) | static_cast<u64>(along_k >> 4) << 16 |
          static_cast<u64>(along_rows >> 4) << 32;
 }
+// All lanes have to come here, with the same descriptor.
+inline u64 uniform_descriptor(u64 descriptor) {
+  const u32 low = static_cast<u32>(__shfl_sync(0xffffffffu, static_cast<int>(descriptor), 0));
+  if (low != static_cast<u32>(descriptor)) sim::fail("a descriptor of another lane", nullptr, low);
+  return descriptor;
+}
 inline const signed char* operand_row(u64 descriptor, int row, int half) {
   const u32 address = static_cast<u32>(descriptor & 0x3fff) << 4;
   const u32 along_k = static_cast<u32>((descriptor >> 16) & 0x3fff) << 4;

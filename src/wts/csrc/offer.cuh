@@ -7,6 +7,14 @@ namespace wts {
 
 // ---- what a lane keeps of a round --------------------------------------------------------------
 
+// Whether scores are exact, where that is known when the kernel is compiled; elsewhere a bool says so.
+struct Exactly {
+  __device__ constexpr operator bool() const { return true; }
+};
+struct Nearly {
+  __device__ constexpr operator bool() const { return false; }
+};
+
 // The best rows a lane has seen of one request, where rows may be sampled: ordered scores,
 // approximate ones of sampled rows. A row is named by its place among the lane's: 2 * accumulator + j.
 struct Contest {
@@ -253,11 +261,11 @@ __device__ __forceinline__ void find_noise(const WalkArgs& args, const Shared& s
 
 // Turns sums into step logits and offers what may win. sum_of(i, block) gives the sums of the i-th
 // accumulator, after wait().
-template <int ACCUMULATORS_HERE, typename Wait, typename SumOf>
+template <int ACCUMULATORS_HERE, typename Exact, typename Wait, typename SumOf>
 __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared, const Lines& lines,
                                            const Sampling& sampling, int warp, int lane, int round,
                                            int first, const Wait& wait, const SumOf& sum_of,
-                                           bool exact, const float (&limit)[plan::COLUMN_BLOCKS],
+                                           Exact exact, const float (&limit)[plan::COLUMN_BLOCKS],
                                            Offers& offers) {
   constexpr int BLOCKS = plan::COLUMN_BLOCKS, COUNT = ACCUMULATORS_HERE * BLOCKS;
   const Judged judged{first};
@@ -324,7 +332,7 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
       for (int j = 0; j < 2; ++j)
         // A greedy row's score is its step logit: times one, plus a zero that makes -0 a +0.
         scores[i][j] = fused(logits[i][j], sampling.inverse[judged.block(i)], noise[i][j]);
-    if (plan::NOISE_AHEAD && !sampling.whole && !exact) {
+    if (plan::NOISE_AHEAD && !exact && !sampling.whole) {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i)
         if (judged.exists(i) && tile_present(lane, judged.accumulator(i)))
@@ -338,7 +346,7 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
       if (!judged.exists(i)) continue;
       const int accumulator = judged.accumulator(i), block = judged.block(i);
       const bool present = tile_present(lane, accumulator);
-      if (present && !exact) {
+      if (!exact && present) {
         if (sampling.whole || plan::NOISE_AHEAD) {
           sampling.export_pair(block, rows.row(accumulator), logits[i][0], logits[i][1]);
         } else {
@@ -388,8 +396,9 @@ __device__ __forceinline__ int request_max(int value) {
 
 // Leaves the two best of each sampled request, in case they are too close to tell apart; false where
 // a third is too close to leave it at that.
+template <typename Exact>
 __device__ __forceinline__ bool post_contests(Shared& shared, int warp, int lane, int round,
-                                              const Offers& offers, bool exact,
+                                              const Offers& offers, Exact exact,
                                               float (&limit)[plan::COLUMN_BLOCKS]) {
   constexpr u32 OF_REQUEST = BLOCK_REQUESTS == 1   ? 0xffffffffu
                              : BLOCK_REQUESTS == 2 ? 0x55555555u

@@ -62,9 +62,10 @@ struct Ring {
 
 // One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
 // exchange, rather than kept beside the weights.
+template <typename Exact>
 __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
                                          const ResidentWeights& weights, Ring&, int round,
-                                         bool exact, const float (&limit)[plan::COLUMN_BLOCKS],
+                                         Exact exact, const float (&limit)[plan::COLUMN_BLOCKS],
                                          Offers& offers) {
   const int lane = lane_index(), warp = warp_index();
 

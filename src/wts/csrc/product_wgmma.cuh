@@ -32,33 +32,39 @@ __device__ constexpr int streamed_unit(int half_tile) {
 }
 
 // One (step, group) for a warpgroup.
+template <typename Exact>
 __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
                                          const ResidentWeights& weights, Ring& ring, int round,
-                                         bool exact, const float (&limit)[plan::COLUMN_BLOCKS],
+                                         Exact exact, const float (&limit)[plan::COLUMN_BLOCKS],
                                          Offers& offers) {
   const int lane = lane_index();
   // The same in all lanes, so that descriptors are made in uniform registers.
   const int warp = __shfl_sync(0xffffffffu, warp_index(), 0);
   const int warpgroup = warp / plan::OPERAND_WARPS;
-  const u64 fragments = operand_descriptor(
+  const u64 all_fragments = operand_descriptor(
       shared_address(shared.fragments) + warpgroup * (plan::SHARED_FRAGMENTS * OPERAND_BYTES),
       1024, 128);
   const u64 ring_operand =
       operand_descriptor(shared_address(shared.ring[warpgroup * RING]), 1024, 128);
-  const u64 latents = operand_descriptor(shared_address(shared.latent[latent_slot(round)]),
+  const u64 all_latents = operand_descriptor(shared_address(shared.latent[latent_slot(round)]),
                                          plan::COLUMN_BLOCKS * 128, 128);
   constexpr int TILES = plan::TILES_JUDGED, IN_FLIGHT = plan::TILES_IN_FLIGHT / TILES;
   constexpr int BATCHES = (plan::WARP_TILES + TILES - 1) / TILES;
   int sums[IN_FLIGHT][TILES * plan::COLUMN_BLOCKS][4];
 
+  // Sampled plans have much between two products.
+  const auto again_uniform = [](u64 descriptor) {
+    return plan::SAMPLED ? uniform_descriptor(descriptor) : descriptor;
+  };
   // Asks for all products of some tiles.
   const auto begin = [&](int batch) {
+    const u64 latents = again_uniform(all_latents), fragments = again_uniform(all_fragments);
     u64 passing[2 * TILES];  // operands of its streamed half tiles
 #pragma unroll
     for (int i = 0; i < 2 * TILES; ++i) {
       const int half = batch * 2 * TILES + i;
       if (half < 2 * plan::WARP_TILES && streamed_unit(half) >= 0)
-        passing[i] = ring_operand + ring.take(shared, warpgroup) * (UNIT_BYTES / 16);
+        passing[i] = again_uniform(ring_operand + ring.take(shared, warpgroup) * (UNIT_BYTES / 16));
     }
     warpgroup_fence();
 #pragma unroll
@@ -94,7 +100,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
 
   const Sampling sampling(args, shared, lane, round);
   if constexpr (plan::NOISE_AHEAD)
-    if (sampling.any && !exact) park_noise(args, shared, sampling, warp, lane, round);
+    if (!exact && sampling.any) park_noise(args, shared, sampling, warp, lane, round);
   barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
   mark(args, round, LATENT_SEEN);
   if (IN_FLIGHT > 1) begin(0);

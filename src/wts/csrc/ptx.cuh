@@ -77,6 +77,13 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address, u32 along_k, u32 
          static_cast<u64>(along_rows >> 4) << 32;
 }
 
+// The same descriptor, of which the compiler knows anew that all lanes have it: what is added to it then
+// stays in uniform registers, which hold few numbers for long. Products wait for each move into them.
+__device__ __forceinline__ u64 uniform_descriptor(u64 descriptor) {
+  const u32 low = __shfl_sync(0xffffffffu, static_cast<u32>(descriptor), 0);
+  return descriptor & 0xffffffff00000000ull | low;
+}
+
 // 9.7.15.7.1: registers written before are what the products after it read.
 __device__ __forceinline__ void warpgroup_fence() {
   asm volatile("wgmma.fence.sync.aligned;" ::: "memory");

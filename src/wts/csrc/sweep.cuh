@@ -16,22 +16,36 @@ __device__ __forceinline__ bool again(int warp, bool settled) {
   return !settled;
 }
 
+// Multiplies once and leaves the warp's best rows; false where approximate scores are too close.
+template <typename Exact>
+__device__ __forceinline__ bool sweep_once(const WalkArgs& args, Shared& shared,
+                                           const ResidentWeights& weights, Ring& ring, int round,
+                                           Exact exact, float (&limit)[plan::COLUMN_BLOCKS]) {
+  Offers offers;
+  multiply(args, shared, weights, ring, round, exact, limit, offers);
+  if constexpr (plan::SAMPLED)
+    return post_contests(shared, warp_index(), lane_index(), round, offers, exact, limit);
+  post_best(shared, warp_index(), lane_index(), round, offers);
+  return true;
+}
+
 __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared,
                                             const ResidentWeights& weights, Ring& ring, int round) {
   float limit[plan::COLUMN_BLOCKS];  // an approximate score below this cannot be the best
 #pragma unroll
   for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) limit[block] = -minus_infinity();
+  if constexpr (!plan::SAMPLED) {
+    sweep_once(args, shared, weights, ring, round, Nearly{}, limit);
+  } else if constexpr (plan::EXACT_APART) {
+    const bool settled = sweep_once(args, shared, weights, ring, round, Nearly{}, limit);
+    if (again(warp_index(), settled))
+      sweep_once(args, shared, weights, ring, round, Exactly{}, limit);
+  } else {
 #pragma unroll 1
-  for (bool exact = false;; exact = true) {
-    Offers offers;
-    multiply(args, shared, weights, ring, round, exact, limit, offers);
-    if constexpr (!plan::SAMPLED) {
-      post_best(shared, warp_index(), lane_index(), round, offers);
-      break;
+    for (bool exact = false;; exact = true) {
+      const bool settled = sweep_once(args, shared, weights, ring, round, exact, limit);
+      if (exact || !again(warp_index(), settled)) break;
     }
-    const bool settled =
-        post_contests(shared, warp_index(), lane_index(), round, offers, exact, limit);
-    if (exact || !again(warp_index(), settled)) break;
   }
   warp_arrive(&shared.candidates_ready[round_slot(round)]);
   __syncwarp();
