@@ -285,6 +285,12 @@ class TestEveryPlan:
         message = str(caught.value)
         assert re.search(r"^batch 64 .*wanted at most 232448 bytes .*found \d+; ", message)
 
+    def test_more_than_is_written_out_is_refused_by_name(self) -> None:
+        with pytest.raises(
+            PlanError, match=r"^vocab 248320 of rank 512 in 37 .* 800 .* found 848;"
+        ):
+            plan_of(vocab=248_320, rank=512, gpu=hopper(37))
+
     @given(shapes(), st.integers(1, 64), st.sampled_from(NUMBER_TYPES))
     def test_a_whole_hopper_gpu_plans_every_shape_up_to_300_000_rows(
         self, shape: Shape, batch: int, base_type: Any

@@ -37,6 +37,7 @@ MAX_VOCAB = 1 << 20
 MAX_TABLE_ROWS = (1 << 31) - 1  # a row number is an int of the kernel
 SWEEP_WARPS = 8  # of a block
 MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
+MOST_WRITTEN_PRODUCTS = 800  # of a sweep of a warp: the compiler writes out no more
 # Half tiles of a warpgroup's ring: of two batches being multiplied, and of one on its way.
 RING_UNITS = 6
 # Fragments of a warp's ring, where warps multiply alone: what covers the way from L2.
@@ -278,6 +279,12 @@ def plan_residency(
             f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} "
             f"bytes of shared memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU "
             "with more co-resident blocks"
+        )
+    if plan.matrix_instructions > MOST_WRITTEN_PRODUCTS:
+        raise PlanError(
+            f"vocab {shape.vocab} of rank {shape.rank} in {spec.max_blocks} blocks: wanted at most "
+            f"{MOST_WRITTEN_PRODUCTS} products of a warp, found {plan.matrix_instructions}; walk it "
+            "on a GPU with more co-resident blocks"
         )
     return plan
 
