@@ -283,8 +283,8 @@ def plan_residency(
     if plan.matrix_instructions > MOST_WRITTEN_PRODUCTS:
         raise PlanError(
             f"vocab {shape.vocab} of rank {shape.rank} in {spec.max_blocks} blocks: wanted at most "
-            f"{MOST_WRITTEN_PRODUCTS} products of a warp, found {plan.matrix_instructions}; walk it "
-            "on a GPU with more co-resident blocks"
+            f"{MOST_WRITTEN_PRODUCTS} products of a warp, found {plan.matrix_instructions}; "
+            "walk it on a GPU with more co-resident blocks"
         )
     return plan
 
