@@ -148,6 +148,24 @@ __device__ __forceinline__ void projected_run(const float* projections, int firs
 
 // ---- products with states and hidden states ----------------------------------------------------
 
+// Adds up a row's four sums of each lane, then lanes. The same in all lanes.
+template <int ROWS>
+__device__ __forceinline__ void add_lane_sums(float (&sums)[ROWS][4], float (&sum)[ROWS]) {
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) {
+#pragma unroll
+    for (int half = 2; half > 0; half /= 2)
+#pragma unroll
+      for (int i = 0; i < half; ++i) sums[row][i] = __fadd_rn(sums[row][i], sums[row][i + half]);
+    sum[row] = sums[row][0];
+  }
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2)
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row)
+      sum[row] = __fadd_rn(sum[row], __int_as_float(lane_across(__float_as_int(sum[row]), bit)));
+}
+
 // Rows of weights times a vector, both bf16, as the emulator's lane_product sums them: element i is of
 // sum i mod 4 of lane i / 8 mod 32; then trees over sums and lanes. The same in all lanes. Rows lie
 // `apart` elements apart.
@@ -174,19 +192,7 @@ __device__ __forceinline__ void lane_products(const u16* weight, int apart, cons
     }
   }
   __syncwarp();
-#pragma unroll
-  for (int row = 0; row < ROWS; ++row) {
-#pragma unroll
-    for (int half = 2; half > 0; half /= 2)
-#pragma unroll
-      for (int i = 0; i < half; ++i) sums[row][i] = __fadd_rn(sums[row][i], sums[row][i + half]);
-    sum[row] = sums[row][0];
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2)
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-      sum[row] = __fadd_rn(sum[row], __int_as_float(lane_across(__float_as_int(sum[row]), bit)));
+  add_lane_sums(sums, sum);
 }
 
 // ---- quantisation (wts/pack.py) ----------------------------------------------------------------

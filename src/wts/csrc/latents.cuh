@@ -66,6 +66,24 @@ struct LatentWarp {
     if constexpr (plan::WARPGROUPS) fence_async_proxy();  // the tensor cores read these bytes
   }
 
+  // In an exact walk, of a head whose exact latents are table rows: where the next one is.
+  __device__ __forceinline__ void keep_token([[maybe_unused]] int request,
+                                             [[maybe_unused]] int token) const {
+#if WTS_EXACT
+    if (HEAD == Head::MARKOV && lane_index() == 0) shared.previous[request] = token;
+#endif
+  }
+
+  // In an exact walk: what a latent adds to its sums, and a request's margin in its step.
+  __device__ __forceinline__ void keep_slack([[maybe_unused]] int round, [[maybe_unused]] int column,
+                                             [[maybe_unused]] float slack,
+                                             [[maybe_unused]] float margin) const {
+#if WTS_EXACT
+    shared.latent_slack[latent_slot(round)][column] = slack;
+    shared.margin[request(round_group(round), column)] = margin;
+#endif
+  }
+
   // ---- inner sums --------------------------------------------------------------------------------
 
   // Of several groups, each service warp does the inner work of its columns; an RNN's team keeps its state
@@ -216,8 +234,9 @@ struct LatentWarp {
   __device__ __forceinline__ void copy_latents(int round, int first_served,
                                                const int (&token)[COUNT]) const {
     constexpr int PIECES = (2 * plan::RANK + 511) / 512;
+    constexpr int NUMBERS = plan::EXACT ? 4 : 1;  // behind the planes: scale, slack, margin
     u32 piece[COUNT][PIECES][4];
-    u32 scale[COUNT];
+    u32 numbers[COUNT][NUMBERS];
     const int lane = lane_index(), slot = latent_slot(round);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
@@ -226,7 +245,10 @@ struct LatentWarp {
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
           load_global_16(piece[i][j], source + (j * 32 + lane) * 16);
-      scale[i] = load_global_4(source + 2 * plan::RANK);
+      load_global_words(numbers[i], source + 2 * plan::RANK);
+#if WTS_EXACT
+      if (lane == 0) prefetch_l2(shared.exact_table + token[i] * (2ll * plan::RANK), 2 * plan::RANK);
+#endif
     }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
@@ -235,7 +257,11 @@ struct LatentWarp {
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
           store_shared_16(latent_place(slot, column, j * 32 + lane), piece[i][j]);
-      if (lane == 0) shared.latent_scale[slot][column] = __uint_as_float(scale[i]);
+      if (lane == 0) {
+        shared.latent_scale[slot][column] = __uint_as_float(numbers[i][0]);
+        keep_slack(round, column, __uint_as_float(numbers[i][NUMBERS > 1 ? 1 : 0]),
+                   __uint_as_float(numbers[i][NUMBERS > 1 ? 2 : 0]));
+      }
     }
   }
 

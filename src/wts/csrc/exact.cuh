@@ -1,0 +1,306 @@
+// The exact walk: int8 sums only tell which rows may have the best logit of the unquantised head; where
+// these are several, their exact logits decide, of weights in memory (numerics.md, docs/exact.md).
+//   Candidates are upper bounds X+ >= X of exact logits X. A block's word is decided if every other row's
+// X+ is below R(floor(X+ of the best)), and the best's X is not: `floor` is the same for all blocks. Then
+// the best decided word bounds the winner from below, and what is not under that bound contends. One
+// contender, decided: the winner. Several: every block computes the exact logits of the decided ones, so
+// that nothing more is exchanged; an undecided one's block finds its own best row and says it in a second
+// word, for which the others wait.
+#pragma once
+#include "latents.cuh"
+
+namespace wts {
+
+#if WTS_EXACT
+
+static_assert(!plan::WIDE && STEP_TYPE == Number::BF16, "exact walks compare bf16 logits in short words");
+static_assert(plan::CANDIDATES <= 32, "a lane for each candidate");
+
+// Below its bound a logit may lie by half a place of bf16 (2^-8 and a little), and by the margin.
+constexpr float HALF_PLACE = 0.00397f;
+constexpr float LARGEST_DECIDED = 3.3e38f;  // above, and at infinity and NaN, a bound says nothing
+
+// Of the word of an undecided block, and of what stands for it in a list of contenders.
+constexpr u32 UNDECIDED = 1u << TAG_BITS;
+constexpr u32 BLOCK_NOT_TOKEN = 1u << 31;
+
+__device__ __forceinline__ int key_part(int candidate) {
+  return candidate & static_cast<int>(0xffff0000u);
+}
+
+// The bf16 number of a candidate's key, and the key of a number rounded to bf16.
+__device__ __forceinline__ float key_value(int key) {
+  return __int_as_float(key_part(key) ^ ((key >> 31) & 0x7fff0000));
+}
+__device__ __forceinline__ int key_of(float value) {
+  const int bits = static_cast<int>(plus_zero_bf16x2(round_bf16x2(0.0f, value)) & 0xffff0000u);
+  return bits ^ ((bits >> 31) & 0x7fff0000);
+}
+
+// R(floor(X+)) of a key, which is finite.
+__device__ __forceinline__ int least_key(int key, float margin) {
+  const float value = key_value(key);
+  return key_of(__fadd_rn(value, -fmaf(fabsf(value), HALF_PLACE, margin)));
+}
+
+struct ExactWarp : LatentWarp {
+  static constexpr int AT_ONCE = 2;  // rows whose exact logits are computed together
+
+  // The best exact logit so far: the largest key, then the lowest token.
+  struct Found {
+    int key = NEVER;
+    int token = 0;
+
+    __device__ __forceinline__ void offer(int other_key, int other_token) {
+      if (other_key < key || (other_key == key && other_token >= token)) return;
+      key = other_key;
+      token = other_token;
+    }
+  };
+
+  // Whether a block's best candidate needs more than its bound: another row is too close, or its own bound
+  // too wide. A lane has one of the candidates of its column.
+  __device__ __forceinline__ bool is_undecided(int round, int column, int mine, int best) const {
+    const int request = this->request(round_group(round), column);
+    const int least = least_key(best, shared.margin[request]);
+    const bool rival = mine != best && key_part(mine) >= least;
+    const bool narrow = shared.row_scale[compact_row(static_cast<u32>(best))] <= shared.largest_scale;
+    const bool bounded = fabsf(key_value(best)) < LARGEST_DECIDED;
+    return request < args.num_requests &&
+           (__any_sync(0xffffffffu, rival) || !narrow || !bounded);
+  }
+
+  // Asks L2 for a row's exact weights.
+  __device__ __forceinline__ void prefetch_weight(int row) const {
+    const int token = min(static_cast<int>(blockIdx.x) * plan::ROWS + row, plan::VOCAB - 1);
+    prefetch_l2(weight_row(token), 2 * plan::RANK);
+  }
+  __device__ __forceinline__ const Byte* weight_row(int token) const {
+    return shared.exact_weight + static_cast<long long>(token) * (2 * plan::RANK);
+  }
+
+  // Eight elements of a request's latent before the step, in bf16.
+  __device__ __forceinline__ void load_latent(u32 (&of_latent)[4], int round, int column,
+                                              int first) const {
+    if constexpr (HEAD == Head::MARKOV) {
+      const long long row = shared.previous[request(round_group(round), column)];
+      load_global_16(of_latent, shared.exact_table + (row * plan::RANK + first) * 2);
+    } else {
+      load_shared_16(of_latent,
+                     shared_address(shared.exact_latent[round % plan::EXACT_LATENT_SLOTS][column]) +
+                         first * 2);
+    }
+  }
+
+  // Keys of the exact logits of some tokens of the vocabulary: R(base + R(W . latent)), summed as
+  // lane_products sums.
+  __device__ __forceinline__ void exact_keys(int round, int column, const int (&token)[AT_ONCE],
+                                             int (&key)[AT_ONCE]) const {
+    const int lane = lane_index(), step = round_step(round);
+    const long long first_base = request(round_group(round), column) * args.base_request_stride +
+                                 step * args.base_step_stride;
+    u32 base[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i)
+      base[i] = load_global_2(args.base + (first_base + token[i]) * BASE_BYTES);
+    float sums[AT_ONCE][4] = {};
+#pragma unroll
+    for (int turn = 0; turn < (plan::RANK + 255) / 256; ++turn) {
+      const int first = (turn * 32 + lane) * 8;
+      if (plan::RANK % 256 != 0 && first >= plan::RANK) break;
+      u32 of_latent[4], of_row[AT_ONCE][4];
+      load_latent(of_latent, round, column, first);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i)
+        load_global_16(of_row[i], weight_row(token[i]) + first * 2);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i)
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          sums[i][j % 4] = fmaf(bf16_of_pair(of_row[i][j / 2], j), bf16_of_pair(of_latent[j / 2], j),
+                                sums[i][j % 4]);
+    }
+    __syncwarp();
+    float bias[AT_ONCE];
+    add_lane_sums(sums, bias);
+    // The first token of a Domino head is decided by the base logits alone.
+    const bool plain = HEAD == Head::DOMINO && step == 0;
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const float of_base = bf16_value(base[i]);
+      key[i] = key_of(plain ? of_base : __fadd_rn(of_base, rounded(bias[i])));
+    }
+  }
+
+  __device__ __forceinline__ u64* exact_slots(int request) const {
+    return args.exact_slots + static_cast<long long>(request) * plan::NUM_BLOCKS;
+  }
+
+  // Rows of a sweeping warp, two at a time: of its own pairs of tiles, then, where their number is odd, of
+  // the pair that it has one tile of.
+  static constexpr int WHOLE_PAIRS = WHOLE_TILES * 8;  // of a tile's 16 rows
+  static constexpr int ROW_PAIRS = WHOLE_PAIRS + (plan::WARP_TILES % 2) * 16;
+  __device__ __forceinline__ static int row_pair(int warp, int pair) {
+    if (pair < WHOLE_PAIRS) return warp * (WHOLE_TILES * 16) + 2 * pair;
+    return plan::SWEEP_WARPS * (WHOLE_TILES * 16) + (warp >> 1) * 32 +
+           2 * (pair - WHOLE_PAIRS);
+  }
+
+  // Finds this block's best row by exact logits, among those whose bound is not below `least`, and
+  // publishes it. A warp of which two rows may have won has all its rows computed: more are not known.
+  __device__ __forceinline__ void publish_exact(int round, int column, int least) const {
+    const int lane = lane_index(), first = static_cast<int>(blockIdx.x) * plan::ROWS;
+    int candidate = NEVER;
+    if (lane < plan::CANDIDATES)
+      candidate = shared.candidate_key[candidate_slot(round)][column][lane];
+    const u32 close =
+        __ballot_sync(0xffffffffu, candidate != NEVER && key_part(candidate) >= least);
+    u32 crowded = close >> plan::SWEEP_WARPS, alone = close & ~crowded & ((1u << plan::SWEEP_WARPS) - 1);
+    Found best;
+    u32 computed = 0;
+    int pair = 0;
+    while ((alone | crowded) != 0) {
+      int row[AT_ONCE];
+      if (alone != 0) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+          const int warp = __ffs(static_cast<int>(alone)) - 1;
+          row[i] = alone == 0 ? row[0]
+                              : compact_row(static_cast<u32>(__shfl_sync(0xffffffffu, candidate, max(warp, 0))));
+          alone &= alone - 1;
+        }
+      } else {
+        const int warp = __ffs(static_cast<int>(crowded)) - 1;
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) row[i] = row_pair(warp, pair) + i;
+        if (++pair == ROW_PAIRS) {
+          pair = 0;
+          crowded &= crowded - 1;
+        }
+      }
+      int token[AT_ONCE], key[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) token[i] = min(first + row[i], plan::VOCAB - 1);
+      exact_keys(round, column, token, key);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        computed += i == 0 || token[i] != token[0];
+        best.offer(key[i], token[i]);
+      }
+    }
+    if (lane != 0) return;
+    const u32 row = static_cast<u32>(max(best.token - first, 0));
+    const u32 low = (static_cast<u32>(best.key) & 0xffff0000u) | row;
+    const u64 word = static_cast<u64>(sequence_of(round_step(round))) << 32 | low;
+    store_relaxed(exact_slots(request(round_group(round), column)) + blockIdx.x, word);
+    atomicAdd(&args.status->rescored_rows, computed);
+  }
+
+  // The best row of an undecided block, which that block publishes.
+  __device__ __forceinline__ void await_exact(int round, int column, int block, Found& best) const {
+    const u64* slot = exact_slots(request(round_group(round), column)) + block;
+    const u32 sequence = sequence_of(round_step(round));
+    u64 word = 0;
+#pragma unroll 1
+    for (u32 poll = 1;; ++poll) {
+      word = load_relaxed(slot);
+      const bool missing = static_cast<u32>(word >> 32) != sequence;
+      if (!__any_sync(0xffffffffu, missing)) break;
+      if ((poll & 15u) == 0 && __any_sync(0xffffffffu, is_abandoned(shared))) break;
+      if ((poll & 255u) == 0 && out_of_time(args, shared, poll))
+        report_timeout(args.status, &shared.abandoned, block, round_step(round));
+    }
+    const u32 low = static_cast<u32>(word);
+    best.offer(key_part(static_cast<int>(low)),
+               min(block * plan::ROWS + static_cast<int>(low & 0xffffu), plan::VOCAB - 1));
+  }
+
+  // The token that all blocks' words of a column agree on.
+  __device__ __forceinline__ int settle_exactly(const Gathered& gathered, int round, int column) const {
+    const int request = this->request(round_group(round), column);
+    const float margin = shared.margin[request];
+    ExchangeWord mine;
+    const int first = static_cast<int>(gathered.best_block(mine));
+    const ExchangeWord word =
+        static_cast<u32>(__shfl_sync(0xffffffffu, static_cast<int>(mine), lane_of(first)));
+    const int bound = least_key(word_key(word), margin);
+    bool rival = false;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i)
+      rival |= word_key(gathered.words[i]) >= bound && block_of(lane_index(), i) != first;
+    const bool decided = (word & UNDECIDED) == 0 && !__any_sync(0xffffffffu, rival);
+    if (decided || request >= args.num_requests) return Gathered::token_of(word, first);
+    return rescore(gathered, margin, round, column);
+  }
+
+  // The same where several may have won. Through shared memory and rolled up, because registers are few.
+  __device__ __forceinline__ int rescore(const Gathered& gathered, float margin, int round,
+                                         int column) const {
+    const int lane = lane_index();
+    u32* list = shared.race[service()];
+    int least = NEVER;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i)
+      if ((gathered.words[i] & UNDECIDED) == 0) least = max(least, word_key(gathered.words[i]));
+    least = warp_max(least);
+    if (least != NEVER) least = least_key(least, margin);
+    int contenders = 0;
+    bool own = false;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i) {
+      const ExchangeWord word = gathered.words[i];
+      const int block = block_of(lane, i);
+      const bool in = block < plan::NUM_BLOCKS && word_key(word) >= least;
+      const bool undecided = (word & UNDECIDED) != 0;
+      const u32 lanes = __ballot_sync(0xffffffffu, in);
+      if (in)
+        list[contenders + __popc(lanes & ((1u << lane) - 1))] =
+            undecided ? BLOCK_NOT_TOKEN | static_cast<u32>(block)
+                      : static_cast<u32>(Gathered::token_of(word, block));
+      own |= in && undecided && block == static_cast<int>(blockIdx.x);
+      contenders += __popc(lanes);
+    }
+    __syncwarp();
+    if (__any_sync(0xffffffffu, own)) publish_exact(round, column, least);
+    Found best;
+    u32 computed = 0;
+    bool await = false;
+#pragma unroll 1
+    for (int at = 0; at < contenders; at += AT_ONCE) {
+      int token[AT_ONCE], key[AT_ONCE];
+      bool decided[AT_ONCE];
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i) {
+        const u32 entry = list[min(at + i, contenders - 1)];
+        decided[i] = (entry & BLOCK_NOT_TOKEN) == 0;
+        token[i] = decided[i] ? static_cast<int>(entry) : 0;
+        await |= !decided[i];
+        computed += decided[i] && at + i < contenders;
+      }
+      exact_keys(round, column, token, key);
+#pragma unroll
+      for (int i = 0; i < AT_ONCE; ++i)
+        if (decided[i]) best.offer(key[i], token[i]);
+    }
+#pragma unroll 1
+    for (int at = 0; await && at < contenders; ++at) {
+      const u32 entry = list[at];
+      if ((entry & BLOCK_NOT_TOKEN) != 0)
+        await_exact(round, column, static_cast<int>(entry & ~BLOCK_NOT_TOKEN), best);
+    }
+    __syncwarp();  // the list is read
+    if (blockIdx.x == 0 && lane == 0) {
+      atomicAdd(&args.status->rescored_steps, 1u);
+      atomicAdd(&args.status->rescored_rows, computed);
+    }
+    return best.token;
+  }
+};
+
+#else
+
+using ExactWarp = LatentWarp;
+
+#endif
+
+}  // namespace wts
