@@ -20,9 +20,10 @@ every row's exact logit decides; a latent of zeros has bias 0.
 
 The sum with the base logit and its rounding are monotone, so they need no slack. Downwards, the
 product is less than 2 s t C below the raised one, and z = base + product at most half a place of
-bf16 from its key. So a row of a scale up to `largest_scale` lies at most the margin
-D = 2 largest_scale t C (1 + 2^-14) + 2^-126 and that half place below its key. Rows of larger
-scales, few, are never decided by their bound: they make no other row's bound wider.
+bf16 from its key. So a row lies at most s M and that half place below its key, M = 2 t C (1 + 2^-14)
+the margin of its latent. A block says its best row's s as one of seven limits, drawn from the
+scales of all rows, the last the largest: the code of a row is in the low bits of its scale, whose
+levels stay what they are. So a row of a large scale makes no other row's bound wider.
 """
 
 from __future__ import annotations
@@ -36,16 +37,24 @@ from wts.cells import AnyHead, lane_product
 from wts.errors import HeadError, describe
 from wts.heads import MarkovHead
 
-__all__ = ["ExactHead", "Screen", "exact_head", "exact_logits", "latent_bounds", "screen_of"]
+__all__ = [
+    "ExactHead",
+    "Screen",
+    "code_scales",
+    "exact_head",
+    "exact_logits",
+    "latent_bounds",
+    "screen_of",
+]
 
 _ROWS_AT_ONCE = 1 << 13  # their products are made in fp64
 _LEAST_PRODUCT, _LARGEST_PRODUCT = 2.0**-120, 2.0**126
-_OF_ROWS = 0.999  # share of rows whose scale is small enough for a bound to decide
-_WIDER = 1.25
+_LIMITED = (0.5, 0.8, 0.95, 0.99, 0.999, 0.9999, 1.0)  # shares of rows up to each limit
+_CODE_BITS = 3
 
 Screen: TypeAlias = torch.Tensor
-"""fp32 [5]: largest_scale, spread, growth; of rows that are not zero the smallest scale; the
-largest |w|."""
+"""fp32 [11]: seven limits of scales; spread, growth; of rows that are not zero the smallest scale;
+the largest |w|."""
 
 
 def exact_logits(
@@ -86,12 +95,12 @@ class ExactHead:
     copied: bool
 
     def source(self) -> torch.Tensor:
-        """`struct ExactSource` of csrc/rounds.cuh, int64 [5]: where the weights are, and the screen.
+        """`struct ExactSource` of csrc/rounds.cuh, int64 [8]: where the weights are, and the screen.
 
         It lies in memory, not among the kernel's arguments, so that captured graphs read new ones.
         """
         table = 0 if self.table is None else self.table.data_ptr()
-        numbers = torch.zeros(6)
+        numbers = torch.zeros(12)
         numbers[: len(self.screen)] = self.screen.cpu()
         return torch.tensor([self.projection.data_ptr(), table, *numbers.view(torch.int64).tolist()])
 
@@ -142,7 +151,7 @@ def screen_of(weight: torch.Tensor, row_scale: torch.Tensor, levels: torch.Tenso
 
     Args:
         weight: bf16 [V, r], W.
-        row_scale: fp32 [V], NaN where a row is not finite.
+        row_scale: fp32 [V], coded; NaN where a row is not finite.
         levels: int8 [V, r].
     """
     spread = growth = longest = 0.0
@@ -158,19 +167,35 @@ def screen_of(weight: torch.Tensor, row_scale: torch.Tensor, levels: torch.Tenso
         longest = max(longest, _largest(rows.norm(dim=1)[finite]))
         some = finite & (rows != 0).any(1)
         smallest = min(smallest, -_largest(-scale[some], float("-inf")))
+    numbers = torch.tensor([spread, growth, smallest, longest], dtype=torch.float64)
+    return torch.cat([scale_limits(row_scale), _upwards(numbers).to(row_scale.device)])
+
+
+def scale_limits(row_scale: torch.Tensor) -> torch.Tensor:
+    """Seven limits of scales, fp32 [7], ascending, that no code changes; the last is above all."""
     scales = row_scale[row_scale.isfinite()].sort().values
-    largest = 0.0
-    if len(scales):
-        usual = float(scales[min(int(_OF_ROWS * len(scales)), len(scales) - 1)])
-        largest = min(float(scales[-1]), _WIDER * usual)
-    numbers = torch.tensor([largest, spread, growth, smallest, longest], dtype=torch.float64)
-    return _upwards(numbers).to(row_scale.device)
+    if not len(scales):
+        return torch.zeros(len(_LIMITED), device=row_scale.device)
+    last = len(scales) - 1
+    at = torch.tensor([min(int(share * len(scales)), last) for share in _LIMITED])
+    bits = scales[at.to(scales.device)].view(torch.int32)
+    return (bits | ((1 << _CODE_BITS) - 1)).view(torch.float32)
+
+
+def code_scales(row_scale: torch.Tensor) -> None:
+    """Put the code of each row, fp32 [V], into the low bits of its scale: in place.
+
+    It is the number of the first limit that is not below the scale. A row that is not finite stays.
+    """
+    code = torch.searchsorted(scale_limits(row_scale), row_scale).to(torch.int32)
+    bits = (row_scale.view(torch.int32) & -(1 << _CODE_BITS)) | code
+    row_scale.copy_(torch.where(row_scale.isfinite(), bits.view(torch.float32), row_scale))
 
 
 def latent_bounds(
     latent: torch.Tensor, quantised: torch.Tensor, scale: torch.Tensor, screen: Screen
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The slack C and the margin D of latents.
+    """The slack C and the margin M of latents.
 
     Args:
         latent: bf16 [n, r].
@@ -181,14 +206,14 @@ def latent_bounds(
     Returns:
         fp32 [n] each, rounded up; NaN where a latent is not finite.
     """
-    largest, spread, growth, smallest, longest = screen.double()
+    spread, growth, smallest, longest = screen[-4:].double()
     u, t = latent.double(), scale.double()
     norm, away = u.norm(dim=1), (u - t[:, None] * quantised.double()).norm(dim=1)
     slack = (spread * norm + growth * away) / t * (1 + 2.0**-16) + 1
     outside = (t * smallest < _LEAST_PRODUCT) | (longest * norm > _LARGEST_PRODUCT)
     slack = torch.where(outside & (norm != 0), float("inf"), slack)
     slack = _upwards(slack)
-    margin = _upwards(2 * largest * t * slack.double() * (1 + 2.0**-14) + 2.0**-126)
+    margin = _upwards(2 * t * slack.double() * (1 + 2.0**-14))
     return slack, margin
 
 

@@ -18,7 +18,7 @@ from typing import TypeAlias
 import torch
 
 from wts.cells import AnyHead, Cell, cell_of, hidden_part, input_rows
-from wts.exact import ExactHead, exact_head, latent_bounds
+from wts.exact import ExactHead, code_scales, exact_head, latent_bounds
 from wts.heads import HeadState, MarkovHead
 from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, SLAB, TILE_ROWS, WARPGROUP, ResidencyPlan
 
@@ -315,6 +315,8 @@ def pack_head(
     packed = into or _room_for(head, plan, device, done)
     if not any(packed.tiles is other.tiles for other in done):
         _pack_projection(head, plan, packed, device)
+        if plan.exact:
+            code_scales(packed.row_scale[: plan.vocab])
     if any(packed.table is other.table for other in done):
         shared = next(other for other in done if packed.table is other.table)
         return replace(packed, exact=shared.exact)

@@ -35,7 +35,8 @@ WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
 FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES = 200, 100
 LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
-EXACT_ROWS = 2048  # in an exact walk, where one bit more is needed
+EXACT_ROWS = 2048  # in an exact walk, whose words say a margin too
+SCALE_LIMITS = 7  # margins that they can say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -576,6 +577,7 @@ class ResidencyPlan:
             "RACES": self.races,
             "CANDIDATES": self.candidates,
             "CANDIDATE_SLOTS": self.candidate_slots,
+            "SCALE_LIMITS": SCALE_LIMITS,
             "EXACT_LATENT": self.exact_latent,
             "EXACT_LATENT_SLOTS": self.exact_latent_slots,
             "PARKED_NOISE": self.parked_noise,
@@ -690,7 +692,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
             ("exact_latent", latents * 2, 16),
             ("exact_weight", 8, 16),
             ("exact_table", 8, 8),
-            ("largest_scale", 4, 4),
+            ("scale_limit", 4 * SCALE_LIMITS, 4),
             ("spread", 4, 4),
             ("growth", 4, 4),
             ("smallest", 4, 4),

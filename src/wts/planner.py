@@ -104,6 +104,21 @@ _CHOICES = {
         Choice("mma", 2, 37, 4, 8, (224, 56)),
         Choice("mma", 1, 40, 4, 5, (224, 56)),
     ),
+    # So do exact logits.
+    "greedy, exact": (
+        Choice("wgmma", 8, 39, 0, 4, (216, 72), 2),
+        Choice("mma", 4, 39, 4, 5, (224, 56)),
+        Choice("mma", 2, 42, 4, 5, (224, 56)),
+        Choice("mma", 1, 44, 6, 5, (224, 56)),
+    ),
+    "greedy, exact, groups": (Choice("wgmma", 8, 36, 0, 4, (216, 72), 2),),
+    "greedy, exact, streaming": (
+        Choice("wgmma", 8, 38, 0, 4, (216, 72), 2),
+        Choice("mma", 4, 38, 4, 4, (224, 56)),
+        Choice("mma", 2, 38, 4, 8, (224, 56)),
+        Choice("mma", 1, 41, 4, 5, (224, 56)),
+    ),
+    "greedy, exact, groups, streaming": (Choice("wgmma", 8, 38, 0, 4, (216, 72)),),
     # So does making latents, and a state's more so.
     "greedy, gated": (
         Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
@@ -328,6 +343,7 @@ def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choic
     special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
     end = ", streaming" if streaming else ""
     every = [
+        *(_CHOICES.get(f"{how}, exact, {groups}{end}", ()) if plan.exact else ()),
         *(_CHOICES.get(f"{how}, exact{end}", ()) if plan.exact else ()),
         *_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
         *(_CHOICES.get(f"{how}, state{end}", ()) if plan.state else ()),

@@ -645,7 +645,7 @@ class _DeviceWalk:
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # makes torch's context current
             self._load(compiled.cubin)
-            self.source = torch.zeros(5 if plan.exact else 0, dtype=torch.int64, device=device)
+            self.source = torch.zeros(8 if plan.exact else 0, dtype=torch.int64, device=device)
             self.exact_slots = torch.zeros(plan.exact_words, dtype=torch.int64, device=device)
             self.take(pack_head(head, plan, device, done=done))
             self.slots = torch.zeros(

@@ -1,11 +1,11 @@
 // The exact walk: int8 sums only tell which rows may have the best logit of the unquantised head; where
 // these are several, their exact logits decide, of weights in memory (numerics.md, docs/exact.md).
-//   Candidates are upper bounds X+ >= X of exact logits X. A block's word is decided if every other row's
-// X+ is below R(floor(X+ of the best)), and the best's X is not: `floor` is the same for all blocks. Then
-// the best decided word bounds the winner from below, and what is not under that bound contends. One
-// contender, decided: the winner. Several: every block computes the exact logits of the decided ones, so
-// that nothing more is exchanged; an undecided one's block finds its own best row and says it in a second
-// word, for which the others wait.
+//   Candidates are upper bounds X+ >= X of exact logits X. How far X may lie below its X+ depends on the
+// row's scale: a margin. A block is decided if every other row's X+ is below what its best row has at
+// least; its word then says the margin, by a code, and so bounds the winner from below. What is not under
+// that bound contends. One contender, decided: the winner. Several: every block computes the exact logits
+// of the decided ones, so that nothing more is exchanged; an undecided one's block finds its own best row
+// and says it in a second word, for which the others wait.
 #pragma once
 #include "latents.cuh"
 
@@ -16,12 +16,19 @@ namespace wts {
 static_assert(!plan::WIDE && STEP_TYPE == Number::BF16, "exact walks compare bf16 logits in short words");
 static_assert(plan::CANDIDATES <= 32, "a lane for each candidate");
 
-// Below its bound a logit may lie by half a place of bf16 (2^-8 and a little), and by the margin.
-constexpr float HALF_PLACE = 0.00397f;
+// Below its bound a logit may lie by half a place of bf16 (2^-8 and a little; near 0 the smallest normal
+// number), and by the margin.
+constexpr float HALF_PLACE = 0.00397f, LEAST_PLACE = 1.17549435e-38f;
 constexpr float LARGEST_DECIDED = 3.3e38f;  // above, and at infinity and NaN, a bound says nothing
 
-// Of the word of an undecided block, and of what stands for it in a list of contenders.
-constexpr u32 UNDECIDED = 1u << TAG_BITS;
+// The code of a word: of its row's margin, as in the low bits of the row's scale, or that its block is
+// undecided. In a list of contenders a bit says the latter.
+constexpr u32 CODE_MASK = 7;
+constexpr u32 UNDECIDED = CODE_MASK;
+static_assert(plan::SCALE_LIMITS == UNDECIDED && TAG_BITS + 3 == ROW_SHIFT, "three bits of code");
+__device__ __forceinline__ u32 word_code(ExchangeWord word) {
+  return static_cast<u32>(word) >> TAG_BITS & CODE_MASK;
+}
 constexpr u32 BLOCK_NOT_TOKEN = 1u << 31;
 
 __device__ __forceinline__ int key_part(int candidate) {
@@ -37,10 +44,11 @@ __device__ __forceinline__ int key_of(float value) {
   return bits ^ ((bits >> 31) & 0x7fff0000);
 }
 
-// R(floor(X+)) of a key, which is finite.
-__device__ __forceinline__ int least_key(int key, float margin) {
+// What the row of a key, a finite one, has at least: a key. The margin is of rows of scale 1.
+__device__ __forceinline__ int least_key(int key, float scale, float margin) {
   const float value = key_value(key);
-  return key_of(__fadd_rn(value, -fmaf(fabsf(value), HALF_PLACE, margin)));
+  const float below = fmaf(fabsf(value), HALF_PLACE, fmaf(scale, margin, LEAST_PLACE));
+  return key_of(__fadd_rn(value, -below));
 }
 
 struct ExactWarp : LatentWarp {
@@ -58,16 +66,22 @@ struct ExactWarp : LatentWarp {
     }
   };
 
-  // Whether a block's best candidate needs more than its bound: another row is too close, or its own bound
-  // too wide. A lane has one of the candidates of its column.
-  __device__ __forceinline__ bool is_undecided(int round, int column, int mine, int best) const {
+  // The code of a block's word: undecided where another row is too close to the best one, or its bound says
+  // nothing. A lane has one of the candidates of its column.
+  __device__ __forceinline__ u32 code_of(int round, int column, int mine, int best) const {
     const int request = this->request(round_group(round), column);
-    const int least = least_key(best, shared.margin[request]);
+    const float scale = shared.row_scale[compact_row(static_cast<u32>(best))];
+    const int least = least_key(best, scale, shared.margin[request]);
     const bool rival = mine != best && key_part(mine) >= least;
-    const bool narrow = shared.row_scale[compact_row(static_cast<u32>(best))] <= shared.largest_scale;
     const bool bounded = fabsf(key_value(best)) < LARGEST_DECIDED;
-    return request < args.num_requests &&
-           (__any_sync(0xffffffffu, rival) || !narrow || !bounded);
+    const bool open = __any_sync(0xffffffffu, rival) || !bounded;
+    return open && request < args.num_requests ? UNDECIDED : __float_as_uint(scale) & CODE_MASK;
+  }
+
+  // What the winner has at least, by the word of a decided block.
+  __device__ __forceinline__ int least_of(ExchangeWord word, float margin) const {
+    const u32 code = min(word_code(word), static_cast<u32>(plan::SCALE_LIMITS - 1));
+    return least_key(word_key(word), shared.scale_limit[code], margin);
   }
 
   // Asks L2 for a row's exact weights.
@@ -223,12 +237,12 @@ struct ExactWarp : LatentWarp {
     const int first = static_cast<int>(gathered.best_block(mine));
     const ExchangeWord word =
         static_cast<u32>(__shfl_sync(0xffffffffu, static_cast<int>(mine), lane_of(first)));
-    const int bound = least_key(word_key(word), margin);
+    const int bound = least_of(word, margin);
     bool rival = false;
 #pragma unroll
     for (int i = 0; i < BLOCKS_PER_LANE; ++i)
       rival |= word_key(gathered.words[i]) >= bound && block_of(lane_index(), i) != first;
-    const bool decided = (word & UNDECIDED) == 0 && !__any_sync(0xffffffffu, rival);
+    const bool decided = word_code(word) != UNDECIDED && !__any_sync(0xffffffffu, rival);
     if (decided || request >= args.num_requests) return Gathered::token_of(word, first);
     return rescore(gathered, margin, round, column);
   }
@@ -240,10 +254,12 @@ struct ExactWarp : LatentWarp {
     u32* list = shared.race[service()];
     int least = NEVER;
 #pragma unroll
-    for (int i = 0; i < BLOCKS_PER_LANE; ++i)
-      if ((gathered.words[i] & UNDECIDED) == 0) least = max(least, word_key(gathered.words[i]));
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i) {
+      const ExchangeWord word = gathered.words[i];
+      if (word_code(word) != UNDECIDED && word_key(word) != NEVER)
+        least = max(least, least_of(word, margin));
+    }
     least = warp_max(least);
-    if (least != NEVER) least = least_key(least, margin);
     int contenders = 0;
     bool own = false;
 #pragma unroll
@@ -251,7 +267,7 @@ struct ExactWarp : LatentWarp {
       const ExchangeWord word = gathered.words[i];
       const int block = block_of(lane, i);
       const bool in = block < plan::NUM_BLOCKS && word_key(word) >= least;
-      const bool undecided = (word & UNDECIDED) != 0;
+      const bool undecided = word_code(word) == UNDECIDED;
       const u32 lanes = __ballot_sync(0xffffffffu, in);
       if (in)
         list[contenders + __popc(lanes & ((1u << lane) - 1))] =

@@ -5,7 +5,7 @@
 //   The tag names the exchange: sequence number / 2, since slots alternate by its parity. When a
 // block waits in exchange s, every block has published s - 1 (else it would still wait there), and
 // none can have published s + 2 (that needs this block's s + 1). So a slot of parity s holds the
-// word of s - 2 or of s, whose tags differ by one: four bits are enough, and wrap without harm.
+// word of s - 2 or of s, whose tags differ by one: two bits are enough, and wrap without harm.
 // Every exchange writes every slot of its parity, also for absent requests, so no word grows old.
 // The sequence number lives in the workspace, read at the start and advanced at the end of a walk:
 // replays of a captured graph need no reset.
@@ -39,8 +39,9 @@ __device__ __forceinline__ int lane_of(int block) {
 using ExchangeWord = u64;
 constexpr u32 TAG_MASK = plan::SCORED ? 0xfu : 0xffffu;
 #else
-using ExchangeWord = u32;  // key : 16 | inverted row : 12 | tag : 4, or row : 11 | undecided : 1
-constexpr u32 TAG_MASK = 0xfu;
+// key : 16 | inverted row : 12 | tag : 4, or in an exact walk | inverted row : 11 | code : 3 | tag : 2.
+using ExchangeWord = u32;
+constexpr u32 TAG_MASK = (1u << TAG_BITS) - 1;
 #endif
 
 // Counters a walk leaves behind, in global memory; the host reads them when asked.

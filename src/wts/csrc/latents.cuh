@@ -74,7 +74,7 @@ struct LatentWarp {
 #endif
   }
 
-  // In an exact walk: what a latent adds to its sums, and a request's margin in its step.
+  // In an exact walk: what a latent adds to its sums, and a request's margin of rows of scale 1.
   __device__ __forceinline__ void keep_slack([[maybe_unused]] int round, [[maybe_unused]] int column,
                                              [[maybe_unused]] float slack,
                                              [[maybe_unused]] float margin) const {

@@ -82,8 +82,8 @@ struct Shared {
   // Set when a wait on another block ran out: the rest of the walk no longer waits.
   int abandoned;
 #if WTS_EXACT
-  // What raises a latent's sums to upper bounds; by request, how far a decided block's best row may lie
-  // below its bound, and the token before the step (Markov) or its latent in bf16 (others).
+  // What raises a latent's sums to upper bounds; by request, how far below its bound a row of scale 1 may
+  // lie, and the token before the step (Markov) or its latent in bf16 (others).
   alignas(16) float latent_slack[plan::LATENT_SLOTS][plan::COLUMNS];
   alignas(16) float margin[plan::GROUPS * plan::COLUMNS];
   alignas(16) int previous[plan::GROUPS * plan::COLUMNS];
@@ -91,7 +91,8 @@ struct Shared {
   // The unquantised head, as in ExactSource.
   alignas(16) const Byte* exact_weight;
   const Byte* exact_table;
-  float largest_scale, spread, growth, smallest, longest;
+  float scale_limit[plan::SCALE_LIMITS];
+  float spread, growth, smallest, longest;
 #endif
 };
 

@@ -8,7 +8,7 @@ namespace wts {
 struct ExactSource {
   const Byte* weight;   // W, [VOCAB or more, RANK] in bf16
   const Byte* table;    // E, [TABLE_ROWS, RANK] in bf16, of a Markov head
-  float largest_scale;  // a row of a larger one is never decided by its bound
+  float scale_limit[plan::SCALE_LIMITS];    // the largest scale of rows of each code
   float spread, growth, smallest, longest;  // how a latent's slack is made of it (wts/exact.py)
 };
 

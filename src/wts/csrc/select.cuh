@@ -106,9 +106,9 @@ __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff80
 
 // A compact candidate keeps the bf16 key above the inverted row, so that one signed maximum picks
 // the largest key and, among equals, the lowest row. The tag of the exchange fits below; in an exact walk
-// with a bit above it that says whether the block is undecided (exact.cuh).
+// with a code above it that says how far below its key the row may be (exact.cuh).
 constexpr int ROW_BITS = plan::EXACT ? 11 : 12;
-constexpr int TAG_BITS = 4;
+constexpr int TAG_BITS = plan::EXACT ? 2 : 4;
 constexpr int ROW_SHIFT = 16 - ROW_BITS;
 constexpr int LAST_ROW = (1 << ROW_BITS) - 1;
 static_assert(plan::WIDE || plan::ROWS <= LAST_ROW + 1, "a compact candidate has so few bits of row");

@@ -247,7 +247,7 @@ struct ServiceWarp : ExactWarp {
 #if WTS_EXACT
     const int mine = best.key;
     best = warp_best(best);
-    if (is_undecided(round, column, mine, best.key)) best.key |= UNDECIDED;
+    best.key |= static_cast<int>(code_of(round, column, mine, best.key) << TAG_BITS);
     return best;
 #else
     return warp_best(best);
