@@ -102,7 +102,9 @@ class ExactHead:
         table = 0 if self.table is None else self.table.data_ptr()
         numbers = torch.zeros(12)
         numbers[: len(self.screen)] = self.screen.cpu()
-        return torch.tensor([self.projection.data_ptr(), table, *numbers.view(torch.int64).tolist()])
+        return torch.tensor(
+            [self.projection.data_ptr(), table, *numbers.view(torch.int64).tolist()]
+        )
 
     @property
     def memory_bytes(self) -> int:

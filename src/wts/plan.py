@@ -697,6 +697,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
             ("growth", 4, 4),
             ("smallest", 4, 4),
             ("longest", 4, 4),
+            ("team_squares", 4 * SERVICE_WARPS, 4),
         ]
     layout, offset = [], 0
     for name, size, alignment in members:

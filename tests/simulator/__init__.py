@@ -76,7 +76,9 @@ class Simulator:
         # What earlier walks have left: the word of the last exchange of each parity.
         words = self.slots.view(torch.int64 if plan.wide else torch.int32).view(2, -1)
         for before in range(max(0, sequence - 2), sequence) if sequence != FIRST_SEQUENCE else ():
-            words[before & 1] = (before >> 1) & (0xFFFF if plan.wide else 0x3 if plan.exact else 0xF)
+            words[before & 1] = (before >> 1) & (
+                0xFFFF if plan.wide else 0x3 if plan.exact else 0xF
+            )
         self.state_slots = torch.zeros(plan.state_words, dtype=torch.int64)
         self.exact_slots = torch.zeros(plan.exact_words, dtype=torch.int64)
         self.kernel = _build(plan.render_header())

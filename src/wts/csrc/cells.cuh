@@ -243,14 +243,20 @@ struct PlaneRun {
   __device__ __forceinline__ void store(u32 address) const { store_bytes<RUN>(address, word); }
 };
 
+// In an exact walk the squares of what is not below a sixteenth of an element, in levels, are summed up:
+// of RANK elements they stay below 2^32.
 __device__ __forceinline__ void quantise_run(const float (&latent)[RUN], float scale,
-                                             PlaneRun& high, PlaneRun& low) {
+                                             PlaneRun& high, PlaneRun& low, u32& squares) {
   high = low = PlaneRun{};
 #pragma unroll
   for (int i = 0; i < RUN; ++i) {
     const int level = latent_level(latent[i], scale), rest = ((level + 128) & 255) - 128;
     high.put(i, (level - rest) >> 8);
     low.put(i, rest);
+    if constexpr (plan::EXACT) {
+      const u32 sixteenth = static_cast<u32>(level < 0 ? -level : level) / 16 + 1;
+      squares += sixteenth * sixteenth;
+    }
   }
 }
 

@@ -93,6 +93,8 @@ struct Shared {
   const Byte* exact_table;
   float scale_limit[plan::SCALE_LIMITS];
   float spread, growth, smallest, longest;
+  // What warps that make a latent together tell each other of its length.
+  unsigned int team_squares[plan::SERVICE_WARPS];
 #endif
 };
 
