@@ -1,7 +1,7 @@
 """Exact walks without a kernel: what they compute, and that the bounds they screen by hold.
 
-The emulator's tokens are the formula's with sums in their fixed order; int8 tokens are not. Every exact
-logit lies between its key and what the kernel takes for certain of it, for any finite head.
+The emulator's tokens are the formula's with sums in their fixed order; int8 tokens are not. Every
+exact logit lies between its key and what the kernel takes for certain of it, for any finite head.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
 """The kernel's exact walk, executed on the CPU, equals the emulator bit for bit.
 
 Few rows or many may have won by their int8 bounds: in one warp, in one block, in several, or all of
-them; every one of the paths that decide is taken. What is wrong with an int8 walk of the same head is
-shown beside it.
+them; every one of the paths that decide is taken. An int8 walk of the same head has other tokens.
 """
 
 from __future__ import annotations
@@ -119,14 +118,14 @@ def test_what_is_decided_costs_nothing() -> None:
 
 
 class TestContenders:
-    """Row i is a copy of one row with a little more or less of it, base logits let few of them win."""
+    """Rows are one row with a little more or less of it; base logits let few of them win."""
 
-    VOCAB, RANK, BLOCKS = 1100, 64, 3
+    VOCAB, RANK, BLOCKS = 600, 64, 3
 
     def head(self) -> MarkovHead:
         generator = torch.Generator().manual_seed(1)
         row = torch.randn(self.RANK, generator=generator)
-        rows = row + 4e-3 * torch.randn(self.VOCAB, self.RANK, generator=generator)
+        rows = row + 0.05 * torch.randn(self.VOCAB, self.RANK, generator=generator)
         table = row + 0.1 * torch.randn(self.VOCAB, self.RANK, generator=generator)
         return MarkovHead(table=table.bfloat16(), projection=(rows / 64).bfloat16())
 
@@ -135,7 +134,7 @@ class TestContenders:
         [
             *((where, batch) for where in ("one block", "blocks") for batch in (1, 3, 8, 11)),
             *((where, batch) for where in ("one warp", "two of each") for batch in (1, 6)),
-            ("all", 1),
+            ("all", 3),
         ],
     )
     def test_of_every_kind(self, where: str, batch: int) -> None:

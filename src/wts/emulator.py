@@ -1,8 +1,8 @@
 """The walk as the device does it, on the CPU: packed bytes, the plan's blocks, the same roundings.
 
 Every number here is exact or rounded once, in the order the kernel rounds it, so tokens equal the
-device's bit for bit, for any plan. An exact walk has the exact logits of all rows here; which of them
-the device need not compute changes no token.
+device's bit for bit, for any plan. An exact walk has the exact logits of all rows here; which of
+them the device need not compute changes no token.
 """
 
 from __future__ import annotations

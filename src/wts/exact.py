@@ -20,10 +20,13 @@ every row's exact logit decides; a latent of zeros has bias 0.
 
 The sum with the base logit and its rounding are monotone, so they need no slack. Downwards, the
 product is less than 2 s t C below the raised one, and z = base + product at most half a place of
-bf16 from its key. So a row lies at most s M and that half place below its key, M = 2 t C (1 + 2^-14)
-the margin of its latent. A block says its best row's s as one of seven limits, drawn from the
-scales of all rows, the last the largest: the code of a row is in the low bits of its scale, whose
-levels stay what they are. So a row of a large scale makes no other row's bound wider.
+bf16 from its key. So a row lies at most s M and that half place below its key, with the margin of
+its latent M = 2 t C (1 + 2^-14). A block says its best row's s as one of seven limits, drawn from
+the scales of all rows, the last the largest: the code of a row is in the low bits of its scale,
+whose levels stay what they are. So a row of a large scale makes no other row's bound wider.
+
+Markov latents have C and M in their table rows. The kernel makes those of other latents itself, a
+little larger: `bound_latent` of csrc/latents.cuh.
 """
 
 from __future__ import annotations
@@ -72,7 +75,10 @@ def exact_logits(
     """
     if latent is None:
         return base
-    parts = [lane_product(rows, latent) for rows in projection.split(_ROWS_AT_ONCE)]
+    parts = [
+        lane_product(projection[first : first + _ROWS_AT_ONCE], latent)
+        for first in range(0, len(projection), _ROWS_AT_ONCE)
+    ]
     bias = torch.cat(parts, 1).to(torch.bfloat16)
     return (base.float() + bias.float()).to(torch.bfloat16)
 
@@ -95,7 +101,7 @@ class ExactHead:
     copied: bool
 
     def source(self) -> torch.Tensor:
-        """`struct ExactSource` of csrc/rounds.cuh, int64 [8]: where the weights are, and the screen.
+        """`struct ExactSource` of csrc/rounds.cuh, int64 [8]: addresses of weights, and the screen.
 
         It lies in memory, not among the kernel's arguments, so that captured graphs read new ones.
         """

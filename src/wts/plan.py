@@ -163,7 +163,7 @@ class ResidencyPlan:
 
     @property
     def exact_latent_slots(self) -> int:
-        """Rounds whose latents an exact walk keeps in bf16, likewise; Markov latents are in memory."""
+        """Rounds whose latents an exact walk keeps in bf16, likewise; Markov ones are in memory."""
         return 4 if self.exact and self.groups > 3 and self.kind != "markov" else self.latent_slots
 
     @property

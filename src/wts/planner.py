@@ -111,14 +111,16 @@ _CHOICES = {
         Choice("mma", 2, 42, 4, 5, (224, 56)),
         Choice("mma", 1, 44, 6, 5, (224, 56)),
     ),
-    "greedy, exact, groups": (Choice("wgmma", 8, 36, 0, 4, (216, 72), 2),),
+    "greedy, exact, two groups": (Choice("wgmma", 8, 37, 0, 4, (208, 88), 2),),
+    "greedy, exact, groups": (Choice("wgmma", 8, 35, 0, 4, (208, 88), 2),),
     "greedy, exact, streaming": (
         Choice("wgmma", 8, 38, 0, 4, (216, 72), 2),
         Choice("mma", 4, 38, 4, 4, (224, 56)),
         Choice("mma", 2, 38, 4, 8, (224, 56)),
         Choice("mma", 1, 41, 4, 5, (224, 56)),
     ),
-    "greedy, exact, groups, streaming": (Choice("wgmma", 8, 38, 0, 4, (216, 72)),),
+    "greedy, exact, two groups, streaming": (Choice("wgmma", 8, 36, 0, 4, (208, 88), 2),),
+    "greedy, exact, groups, streaming": (Choice("wgmma", 8, 36, 0, 4, (208, 88), 2),),
     # So does making latents, and a state's more so.
     "greedy, gated": (
         Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),

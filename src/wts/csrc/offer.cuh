@@ -374,15 +374,16 @@ __device__ __forceinline__ void post_best(Shared& shared, int warp, int lane, in
 #pragma unroll
     for (int of_block = 0; of_block < BLOCK_REQUESTS; ++of_block) {
       Best best = offers.best[block];
-      if ((lane & 3) % BLOCK_REQUESTS != of_block) best.key = best.second = NEVER;
+      const bool other = (lane & 3) % BLOCK_REQUESTS != of_block;
+      if (other) best.key = NEVER;
       const Best winner = warp_best(best);
       if (lane == 0)
         post(shared, round, 4 * block + of_block, warp, winner.key, winner.row, 0.0f);
-      if constexpr (plan::EXACT) {
-        const int next = warp_max(best.key == winner.key ? best.second : best.key);
-        if (lane == 0)
-          post(shared, round, 4 * block + of_block, plan::SWEEP_WARPS + warp, next, 0, 0.0f);
-      }
+#if WTS_EXACT
+      const int next = warp_max(other ? NEVER : best.key == winner.key ? best.second : best.key);
+      if (lane == 0)
+        post(shared, round, 4 * block + of_block, plan::SWEEP_WARPS + warp, next, 0, 0.0f);
+#endif
     }
   }
 }

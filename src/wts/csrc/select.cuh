@@ -132,7 +132,9 @@ struct Best {
   int key = NEVER;
   int row = 0;
   float logit = 0.0f;  // where words are scored
-  int second = NEVER;  // of an exact walk: the key of the next best
+#if WTS_EXACT
+  int second = NEVER;  // the next best, of this row or another
+#endif
 
   __device__ __forceinline__ void offer(int candidate_key, int candidate_row) {
     if constexpr (plan::WIDE) {
@@ -153,8 +155,9 @@ struct Best {
     const int even = static_cast<int>((keys << 16) + inverted);
     const int odd = static_cast<int>((keys & 0xffff0000u) + (inverted - (1u << ROW_SHIFT)));
     const int larger = present ? max(even, odd) : NEVER;
-    if constexpr (plan::EXACT)
-      second = max(second, max(min(key, larger), present ? min(even, odd) : NEVER));
+#if WTS_EXACT
+    second = max(second, max(min(key, larger), present ? min(even, odd) : NEVER));
+#endif
     key = max(key, larger);
   }
 };
