@@ -106,21 +106,18 @@ _CHOICES = {
     ),
     # So do exact logits.
     "greedy, exact": (
-        Choice("wgmma", 8, 39, 0, 4, (216, 72), 2),
-        Choice("mma", 4, 39, 4, 5, (224, 56)),
-        Choice("mma", 2, 42, 4, 5, (224, 56)),
-        Choice("mma", 1, 44, 6, 5, (224, 56)),
+        Choice("wgmma", 8, 37, 0, 4, (208, 88), 2),
+        Choice("mma", 4, 38, 4, 4, (216, 72)),
+        Choice("mma", 2, 42, 4, 5, (216, 72)),
+        Choice("mma", 1, 43, 6, 5, (216, 72)),
     ),
-    "greedy, exact, two groups": (Choice("wgmma", 8, 37, 0, 4, (208, 88), 2),),
     "greedy, exact, groups": (Choice("wgmma", 8, 35, 0, 4, (208, 88), 2),),
     "greedy, exact, streaming": (
-        Choice("wgmma", 8, 38, 0, 4, (216, 72), 2),
-        Choice("mma", 4, 38, 4, 4, (224, 56)),
-        Choice("mma", 2, 38, 4, 8, (224, 56)),
-        Choice("mma", 1, 41, 4, 5, (224, 56)),
+        Choice("wgmma", 8, 36, 0, 4, (208, 88), 2),
+        Choice("mma", 4, 37, 4, 4, (216, 72)),
+        Choice("mma", 2, 36, 4, 8, (216, 72)),
+        Choice("mma", 1, 37, 4, 5, (216, 72)),
     ),
-    "greedy, exact, two groups, streaming": (Choice("wgmma", 8, 36, 0, 4, (208, 88), 2),),
-    "greedy, exact, groups, streaming": (Choice("wgmma", 8, 36, 0, 4, (208, 88), 2),),
     # So does making latents, and a state's more so.
     "greedy, gated": (
         Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
@@ -346,6 +343,8 @@ def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choic
     end = ", streaming" if streaming else ""
     every = [
         *(_CHOICES.get(f"{how}, exact, {groups}{end}", ()) if plan.exact else ()),
+        *(_CHOICES.get(f"{how}, exact, state{end}", ()) if plan.exact and plan.state else ()),
+        *(_CHOICES.get(f"{how}, exact, {plan.kind}{end}", ()) if plan.exact else ()),
         *(_CHOICES.get(f"{how}, exact{end}", ()) if plan.exact else ()),
         *_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
         *(_CHOICES.get(f"{how}, state{end}", ()) if plan.state else ()),

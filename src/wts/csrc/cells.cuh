@@ -148,22 +148,13 @@ __device__ __forceinline__ void projected_run(const float* projections, int firs
 
 // ---- products with states and hidden states ----------------------------------------------------
 
-// Adds up a row's four sums of each lane, then lanes. The same in all lanes.
-template <int ROWS>
-__device__ __forceinline__ void add_lane_sums(float (&sums)[ROWS][4], float (&sum)[ROWS]) {
+// A row's four sums of a lane, added up.
+__device__ __forceinline__ float add_sums(float (&sums)[4]) {
 #pragma unroll
-  for (int row = 0; row < ROWS; ++row) {
+  for (int half = 2; half > 0; half /= 2)
 #pragma unroll
-    for (int half = 2; half > 0; half /= 2)
-#pragma unroll
-      for (int i = 0; i < half; ++i) sums[row][i] = __fadd_rn(sums[row][i], sums[row][i + half]);
-    sum[row] = sums[row][0];
-  }
-#pragma unroll
-  for (int bit = 16; bit > 0; bit /= 2)
-#pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-      sum[row] = __fadd_rn(sum[row], __int_as_float(lane_across(__float_as_int(sum[row]), bit)));
+    for (int i = 0; i < half; ++i) sums[i] = __fadd_rn(sums[i], sums[i + half]);
+  return sums[0];
 }
 
 // Rows of weights times a vector, both bf16, as the emulator's lane_product sums them: element i is of
@@ -192,7 +183,13 @@ __device__ __forceinline__ void lane_products(const u16* weight, int apart, cons
     }
   }
   __syncwarp();
-  add_lane_sums(sums, sum);
+#pragma unroll
+  for (int row = 0; row < ROWS; ++row) sum[row] = add_sums(sums[row]);
+#pragma unroll
+  for (int bit = 16; bit > 0; bit /= 2)
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row)
+      sum[row] = __fadd_rn(sum[row], __int_as_float(lane_across(__float_as_int(sum[row]), bit)));
 }
 
 // ---- quantisation (wts/pack.py) ----------------------------------------------------------------

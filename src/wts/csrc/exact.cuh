@@ -52,9 +52,12 @@ __device__ __forceinline__ int least_key(int key, float scale, float margin) {
 }
 
 struct ExactWarp : LatentWarp {
-  static constexpr int AT_ONCE = 2;  // rows whose exact logits are computed together
+  static constexpr int TURNS = (plan::RANK + 255) / 256;  // of eight elements a lane
+  // Rows whose exact logits are computed together, each for the lanes of its share of the warp.
+  static constexpr int AT_ONCE = TURNS > 1 ? 2 : 4, SHARE = 32 / AT_ONCE;
+  __device__ __forceinline__ static int share() { return lane_index() / SHARE; }
 
-  // The best exact logit so far: the largest key, then the lowest token.
+  // The best exact logit that a lane has seen: the largest key, then the lowest token.
   struct Found {
     int key = NEVER;
     int token = 0;
@@ -63,6 +66,14 @@ struct ExactWarp : LatentWarp {
       if (other_key < key || (other_key == key && other_token >= token)) return;
       key = other_key;
       token = other_token;
+    }
+
+    // The best of all lanes, in all of them.
+    __device__ __forceinline__ Found of_warp() const {
+      Found best;
+      best.key = warp_max(key);
+      best.token = -warp_max(key == best.key ? -token : -plan::VOCAB);
+      return best;
     }
   };
 
@@ -106,58 +117,77 @@ struct ExactWarp : LatentWarp {
     }
   }
 
-  // Keys of the exact logits of some tokens of the vocabulary: R(base + R(W . latent)), summed as
-  // lane_products sums.
-  __device__ __forceinline__ void exact_keys(int round, int column, const int (&token)[AT_ONCE],
-                                             int (&key)[AT_ONCE]) const {
+  __device__ __forceinline__ static bool owned(int start) {
+    return plan::RANK % 256 == 0 || start < plan::RANK;
+  }
+
+  // The key of the exact logit of a share's token, which is in the vocabulary: R(base + R(W . latent)),
+  // summed as lane_products sums.
+  __device__ __forceinline__ int exact_key(int round, int column, int token) const {
     const int lane = lane_index(), step = round_step(round);
-    const long long first_base = request(round_group(round), column) * args.base_request_stride +
-                                 step * args.base_step_stride;
-    u32 base[AT_ONCE];
+    const long long at = request(round_group(round), column) * args.base_request_stride +
+                         step * args.base_step_stride + token;
+    const float base = bf16_value(load_global_2(args.base + at * BASE_BYTES));
+    u32 of_latent[TURNS][4], of_row[AT_ONCE][TURNS][4];
 #pragma unroll
-    for (int i = 0; i < AT_ONCE; ++i)
-      base[i] = load_global_2(args.base + (first_base + token[i]) * BASE_BYTES);
-    float sums[AT_ONCE][4] = {};
-#pragma unroll
-    for (int turn = 0; turn < (plan::RANK + 255) / 256; ++turn) {
-      const int first = (turn * 32 + lane) * 8;
-      if (plan::RANK % 256 != 0 && first >= plan::RANK) break;
-      u32 of_latent[4], of_row[AT_ONCE][4];
-      load_latent(of_latent, round, column, first);
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i)
-        load_global_16(of_row[i], weight_row(token[i]) + first * 2);
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i)
-#pragma unroll
-        for (int j = 0; j < 8; ++j)
-          sums[i][j % 4] = fmaf(bf16_of_pair(of_row[i][j / 2], j), bf16_of_pair(of_latent[j / 2], j),
-                                sums[i][j % 4]);
+    for (int turn = 0; turn < TURNS; ++turn) {
+      const int start = (turn * 32 + lane) * 8;
+      if (owned(start)) load_latent(of_latent[turn], round, column, start);
     }
-    __syncwarp();
-    float bias[AT_ONCE];
-    add_lane_sums(sums, bias);
-    // The first token of a Domino head is decided by the base logits alone.
-    const bool plain = HEAD == Head::DOMINO && step == 0;
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
-      const float of_base = bf16_value(base[i]);
-      key[i] = key_of(plain ? of_base : __fadd_rn(of_base, rounded(bias[i])));
+      const Byte* row = weight_row(__shfl_sync(0xffffffffu, token, i * SHARE));
+#pragma unroll
+      for (int turn = 0; turn < TURNS; ++turn) {
+        const int start = (turn * 32 + lane) * 8;
+        if (owned(start)) load_global_16(of_row[i][turn], row + start * 2);
+      }
     }
+    float bias[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      float sums[4] = {};
+#pragma unroll
+      for (int turn = 0; turn < TURNS; ++turn) {
+        if (!owned((turn * 32 + lane) * 8)) continue;
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          sums[j % 4] = fmaf(bf16_of_pair(of_row[i][turn][j / 2], j),
+                             bf16_of_pair(of_latent[turn][j / 2], j), sums[j % 4]);
+      }
+      bias[i] = add_sums(sums);
+    }
+    __syncwarp();
+    // The tree over lanes, in which a lane keeps half of its rows until one is left: its share's.
+    int rows = AT_ONCE;
+#pragma unroll
+    for (int bit = 16; bit > 0; bit /= 2) {
+      const bool keeps_upper = (lane & bit) != 0 && rows > 1;
+      rows = max(rows / 2, 1);
+#pragma unroll
+      for (int i = 0; i < rows; ++i) {
+        const int other = bit >= SHARE ? i + rows : i;
+        const float kept = keeps_upper ? bias[other] : bias[i];
+        const float sent = keeps_upper ? bias[i] : bias[other];
+        bias[i] = __fadd_rn(kept, __int_as_float(lane_across(__float_as_int(sent), bit)));
+      }
+    }
+    // The first token of a Domino head is decided by the base logits alone.
+    const bool plain = HEAD == Head::DOMINO && step == 0;
+    return key_of(plain ? base : __fadd_rn(base, rounded(bias[0])));
   }
 
   __device__ __forceinline__ u64* exact_slots(int request) const {
     return args.exact_slots + static_cast<long long>(request) * plan::NUM_BLOCKS;
   }
 
-  // Rows of a sweeping warp, two at a time: of its own pairs of tiles, then, where their number is odd, of
-  // the pair that it has one tile of.
-  static constexpr int WHOLE_PAIRS = WHOLE_TILES * 8;  // of a tile's 16 rows
-  static constexpr int ROW_PAIRS = WHOLE_PAIRS + (plan::WARP_TILES % 2) * 16;
-  __device__ __forceinline__ static int row_pair(int warp, int pair) {
-    if (pair < WHOLE_PAIRS) return warp * (WHOLE_TILES * 16) + 2 * pair;
-    return plan::SWEEP_WARPS * (WHOLE_TILES * 16) + (warp >> 1) * 32 +
-           2 * (pair - WHOLE_PAIRS);
+  // Rows of a sweeping warp: of its own pairs of tiles, then, where their number is odd, of the pair that it
+  // has one tile of.
+  static constexpr int OWN_ROWS = WHOLE_TILES * 16;
+  static constexpr int WARP_ROWS = OWN_ROWS + (plan::WARP_TILES % 2) * 32;
+  __device__ __forceinline__ static int warp_row(int warp, int at) {
+    if (at < OWN_ROWS) return warp * OWN_ROWS + at;
+    return plan::SWEEP_WARPS * OWN_ROWS + (warp >> 1) * 32 + at - OWN_ROWS;
   }
 
   // Finds this block's best row by exact logits, among those whose bound is not below `least`, and
@@ -169,39 +199,30 @@ struct ExactWarp : LatentWarp {
       candidate = shared.candidate_key[candidate_slot(round)][column][lane];
     const u32 close =
         __ballot_sync(0xffffffffu, candidate != NEVER && key_part(candidate) >= least);
-    u32 crowded = close >> plan::SWEEP_WARPS, alone = close & ~crowded & ((1u << plan::SWEEP_WARPS) - 1);
+    u32 crowded = close >> plan::SWEEP_WARPS;
+    u32 alone = close & ~crowded & ((1u << plan::SWEEP_WARPS) - 1);
+    const u32 computed = __popc(alone) + __popc(crowded) * WARP_ROWS;
     Found best;
-    u32 computed = 0;
-    int pair = 0;
+    int at = 0;
+#pragma unroll 1
     while ((alone | crowded) != 0) {
-      int row[AT_ONCE];
+      int warp = __ffs(static_cast<int>(alone != 0 ? alone : crowded)) - 1;
+      int row = warp_row(warp, at + share());
       if (alone != 0) {
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-          const int warp = __ffs(static_cast<int>(alone)) - 1;
-          row[i] = alone == 0 ? row[0]
-                              : compact_row(static_cast<u32>(__shfl_sync(0xffffffffu, candidate, max(warp, 0))));
+          if (i == share() && alone != 0) warp = __ffs(static_cast<int>(alone)) - 1;
           alone &= alone - 1;
         }
-      } else {
-        const int warp = __ffs(static_cast<int>(crowded)) - 1;
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) row[i] = row_pair(warp, pair) + i;
-        if (++pair == ROW_PAIRS) {
-          pair = 0;
-          crowded &= crowded - 1;
-        }
+        row = compact_row(static_cast<u32>(__shfl_sync(0xffffffffu, candidate, warp)));
+      } else if ((at += AT_ONCE) == WARP_ROWS) {
+        at = 0;
+        crowded &= crowded - 1;
       }
-      int token[AT_ONCE], key[AT_ONCE];
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) token[i] = min(first + row[i], plan::VOCAB - 1);
-      exact_keys(round, column, token, key);
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        computed += i == 0 || token[i] != token[0];
-        best.offer(key[i], token[i]);
-      }
+      const int token = min(first + row, plan::VOCAB - 1);
+      best.offer(exact_key(round, column, token), token);
     }
+    best = best.of_warp();
     if (lane != 0) return;
     const u32 row = static_cast<u32>(max(best.token - first, 0));
     const u32 low = (static_cast<u32>(best.key) & 0xffff0000u) | row;
@@ -210,23 +231,25 @@ struct ExactWarp : LatentWarp {
     atomicAdd(&args.status->rescored_rows, computed);
   }
 
-  // The best row of an undecided block, which that block publishes.
+  // The best row of an undecided block, which that block publishes; of no block where there is none.
   __device__ __forceinline__ void await_exact(int round, int column, int block, Found& best) const {
-    const u64* slot = exact_slots(request(round_group(round), column)) + block;
+    const u64* slot = exact_slots(request(round_group(round), column)) + max(block, 0);
     const u32 sequence = sequence_of(round_step(round));
     u64 word = 0;
 #pragma unroll 1
     for (u32 poll = 1;; ++poll) {
       word = load_relaxed(slot);
-      const bool missing = static_cast<u32>(word >> 32) != sequence;
+      const bool missing = block >= 0 && static_cast<u32>(word >> 32) != sequence;
       if (!__any_sync(0xffffffffu, missing)) break;
       if ((poll & 15u) == 0 && __any_sync(0xffffffffu, is_abandoned(shared))) break;
       if ((poll & 255u) == 0 && out_of_time(args, shared, poll))
-        report_timeout(args.status, &shared.abandoned, block, round_step(round));
+        report_timeout(args.status, &shared.abandoned, warp_max(missing ? block : 0),
+                       round_step(round));
     }
     const u32 low = static_cast<u32>(word);
-    best.offer(key_part(static_cast<int>(low)),
-               min(block * plan::ROWS + static_cast<int>(low & 0xffffu), plan::VOCAB - 1));
+    if (block >= 0)
+      best.offer(key_part(static_cast<int>(low)),
+                 min(block * plan::ROWS + static_cast<int>(low & 0xffffu), plan::VOCAB - 1));
   }
 
   // The token that all blocks' words of a column agree on.
@@ -260,54 +283,44 @@ struct ExactWarp : LatentWarp {
         least = max(least, least_of(word, margin));
     }
     least = warp_max(least);
-    int contenders = 0;
+    int contenders = 0, undecided_ones = 0;
     bool own = false;
 #pragma unroll
     for (int i = 0; i < BLOCKS_PER_LANE; ++i) {
       const ExchangeWord word = gathered.words[i];
       const int block = block_of(lane, i);
       const bool in = block < plan::NUM_BLOCKS && word_key(word) >= least;
-      const bool undecided = word_code(word) == UNDECIDED;
+      const bool undecided = in && word_code(word) == UNDECIDED;
       const u32 lanes = __ballot_sync(0xffffffffu, in);
       if (in)
         list[contenders + __popc(lanes & ((1u << lane) - 1))] =
             undecided ? BLOCK_NOT_TOKEN | static_cast<u32>(block)
                       : static_cast<u32>(Gathered::token_of(word, block));
-      own |= in && undecided && block == static_cast<int>(blockIdx.x);
+      own |= undecided && block == static_cast<int>(blockIdx.x);
       contenders += __popc(lanes);
+      undecided_ones += __popc(__ballot_sync(0xffffffffu, undecided));
     }
     __syncwarp();
     if (__any_sync(0xffffffffu, own)) publish_exact(round, column, least);
     Found best;
-    u32 computed = 0;
-    bool await = false;
 #pragma unroll 1
-    for (int at = 0; at < contenders; at += AT_ONCE) {
-      int token[AT_ONCE], key[AT_ONCE];
-      bool decided[AT_ONCE];
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i) {
-        const u32 entry = list[min(at + i, contenders - 1)];
-        decided[i] = (entry & BLOCK_NOT_TOKEN) == 0;
-        token[i] = decided[i] ? static_cast<int>(entry) : 0;
-        await |= !decided[i];
-        computed += decided[i] && at + i < contenders;
-      }
-      exact_keys(round, column, token, key);
-#pragma unroll
-      for (int i = 0; i < AT_ONCE; ++i)
-        if (decided[i]) best.offer(key[i], token[i]);
+    for (int at = 0; at < contenders && undecided_ones < contenders; at += AT_ONCE) {
+      const u32 entry = list[min(at + share(), contenders - 1)];
+      const bool decided = (entry & BLOCK_NOT_TOKEN) == 0;
+      const int token = decided ? static_cast<int>(entry) : 0;
+      const int key = exact_key(round, column, token);
+      if (decided) best.offer(key, token);
     }
 #pragma unroll 1
-    for (int at = 0; await && at < contenders; ++at) {
-      const u32 entry = list[at];
-      if ((entry & BLOCK_NOT_TOKEN) != 0)
-        await_exact(round, column, static_cast<int>(entry & ~BLOCK_NOT_TOKEN), best);
+    for (int at = 0; at < contenders && undecided_ones > 0; at += 32) {
+      const u32 entry = list[min(at + lane, contenders - 1)];
+      const bool undecided = (entry & BLOCK_NOT_TOKEN) != 0;
+      await_exact(round, column, undecided ? static_cast<int>(entry & ~BLOCK_NOT_TOKEN) : -1, best);
     }
-    __syncwarp();  // the list is read
+    best = best.of_warp();  // and the list is read
     if (blockIdx.x == 0 && lane == 0) {
       atomicAdd(&args.status->rescored_steps, 1u);
-      atomicAdd(&args.status->rescored_rows, computed);
+      atomicAdd(&args.status->rescored_rows, static_cast<u32>(contenders - undecided_ones));
     }
     return best.token;
   }
