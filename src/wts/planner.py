@@ -112,6 +112,17 @@ _CHOICES = {
         Choice("mma", 1, 43, 6, 5, (216, 72)),
     ),
     "greedy, exact, groups": (Choice("wgmma", 8, 35, 0, 4, (208, 88), 2),),
+    "greedy, exact, gated": (Choice("mma", 1, 39, 6, 5, (208, 88)),),
+    "greedy, exact, state": (
+        Choice("mma", 2, 36, 4, 5, (208, 88)),
+        Choice("mma", 1, 36, 6, 5, (208, 88)),
+    ),
+    "greedy, exact, domino": (Choice("mma", 4, 30, 4, 4, (208, 88)),),
+    "greedy, exact, state, streaming": (
+        Choice("mma", 4, 30, 4, 4, (208, 88)),
+        Choice("mma", 2, 32, 4, 5, (208, 88)),
+        Choice("mma", 1, 32, 4, 5, (208, 88)),
+    ),
     "greedy, exact, streaming": (
         Choice("wgmma", 8, 36, 0, 4, (208, 88), 2),
         Choice("mma", 4, 37, 4, 4, (216, 72)),
