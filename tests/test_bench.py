@@ -1041,6 +1041,23 @@ def test_a_streaming_walk_is_timed_where_it_is_named(
     assert "wts_streaming" not in head._choose_paths(None, print)[0]
 
 
+def test_an_exact_walk_says_what_it_decided_by_exact_logits(
+    emulated: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    given_ = [*SMALL, "--out", str(tmp_path), "--temperature", "0,1"]
+    assert head.main([*given_, "--paths", "wts,wts_exact"]) == 0
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    exact = [line for line in records if line["path"] == "wts_exact"]
+    assert {line["T"] for line in exact} == {0.0}
+    assert {(line["B"], line["K"]) for line in exact} == {(1, 1), (1, 3), (2, 1), (2, 3)}
+    assert all(0 <= line["rescored_share"] <= 1 <= 1 + line["rescored_rows"] for line in exact)
+    assert all("rescored_share" not in line for line in records if line["path"] == "wts")
+    said = capsys.readouterr()
+    assert "tokens of wts_exact equal the emulator's" in said.err
+    assert "of the exact walk's steps" in said.out
+    assert "wts_exact" not in head._choose_paths(None, print)[0]
+
+
 def test_a_case_that_no_path_exists_for_has_no_rows(
     emulated: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

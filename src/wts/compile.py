@@ -38,6 +38,7 @@ _SOURCES = (
     "service.cuh",
     "inner.cuh",
     "latents.cuh",
+    "exact.cuh",
     "cells.cuh",
     "activations.cuh",
     "sweep.cuh",
@@ -93,6 +94,8 @@ class WalkArgs(ctypes.Structure):
         ("num_requests", ctypes.c_int32),
         ("num_steps", ctypes.c_int32),
         ("timeout_us", ctypes.c_uint32),
+        ("exact", ctypes.c_void_p),
+        ("exact_slots", ctypes.c_void_p),
     ]
 
 

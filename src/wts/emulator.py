@@ -1,7 +1,8 @@
 """The walk as the device does it, on the CPU: packed bytes, the plan's blocks, the same roundings.
 
 Every number here is exact or rounded once, in the order the kernel rounds it, so tokens equal the
-device's bit for bit, for any plan.
+device's bit for bit, for any plan. An exact walk has the exact logits of all rows here; which of
+them the device need not compute changes no token.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import torch
 
 from wts.errors import InputError
+from wts.exact import exact_logits
 from wts.noise import Noise, philox_words, sampled_scores
 from wts.pack import PackedHead, QuantisedLatents, load_rows
 from wts.plan import TILE_ROWS, ResidencyPlan
@@ -117,8 +119,12 @@ class Emulator:
         tokens = torch.empty(batch, steps, dtype=torch.int64)
         for step in range(steps):
             part = None if hidden_part is None else hidden_part[:, step]
-            state, latents = self.packed.latent(state, previous, part)
-            logits = self._step_logits(levels, base_logits[:, step], latents)
+            if plan.exact:
+                state, latent = self.packed.exact_latent(state, previous, part)
+                logits = self._exact_logits(base_logits[:, step], latent)
+            else:
+                state, latents = self.packed.latent(state, previous, part)
+                logits = self._step_logits(levels, base_logits[:, step], latents)
             if temperatures is not None and noise is not None:
                 if logits_out is not None:
                     sampled = temperatures > 0
@@ -148,6 +154,15 @@ class Emulator:
         return int8_logits(
             levels, self.packed.row_scale, padded, latents, DTYPE_OF[plan.step_type]
         ).float()
+
+    def _exact_logits(self, base: torch.Tensor, latent: torch.Tensor | None) -> torch.Tensor:
+        """Exact logits of every row of the padded vocabulary, fp32 [B, padded_vocab]."""
+        plan, exact = self.plan, self.packed.exact
+        assert exact is not None
+        padded = torch.full((len(base), plan.padded_vocab), float("-inf"))
+        logits = exact_logits(exact.projection[: plan.vocab], base[:, : plan.vocab], latent)
+        padded[:, : plan.vocab] = logits.float()
+        return padded
 
     def _select(self, scores: torch.Tensor) -> torch.Tensor:
         """Draft id of each request: best of a warp, of a block, of all blocks."""

@@ -18,6 +18,7 @@ from typing import TypeAlias
 import torch
 
 from wts.cells import AnyHead, Cell, cell_of, hidden_part, input_rows
+from wts.exact import ExactHead, code_scales, exact_head, latent_bounds
 from wts.heads import HeadState, MarkovHead
 from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, SLAB, TILE_ROWS, WARPGROUP, ResidencyPlan
 
@@ -57,6 +58,7 @@ class PackedHead:
         cell: the weights of a head's steps; None for a Markov head, whose latents are the table.
         hidden_inside: whether the kernel makes the hidden part.
         storage: the plan's, of the order of bytes in tiles.
+        exact: the unquantised weights of an exact walk, else None.
     """
 
     tiles: torch.Tensor
@@ -66,6 +68,7 @@ class PackedHead:
     cell: Cell | None = None
     hidden_inside: bool = False
     storage: tuple[object, ...] = ()
+    exact: ExactHead | None = None
 
     @property
     def tensors(self) -> list[torch.Tensor]:
@@ -77,7 +80,8 @@ class PackedHead:
     @property
     def memory_bytes(self) -> int:
         """Bytes held."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+        beside = 0 if self.exact is None else self.exact.memory_bytes
+        return sum(tensor.nbytes for tensor in self.tensors) + beside
 
     def hidden_part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
         """What the hidden states [B, K, H] of a walk add to its steps; None for a Markov head."""
@@ -103,12 +107,21 @@ class PackedHead:
         Returns:
             The new state and the quantised latents; None at a step without.
         """
-        rows = self.table[prev_token]
         if self.cell is None:
-            return state, unpack_latents(rows)
-        assert part is not None
-        state, latent = self.cell.latent(state, rows, part)
+            return state, unpack_latents(self.table[prev_token])
+        state, latent = self.exact_latent(state, prev_token, part)
         return state, None if latent is None else quantise_latents(latent)
+
+    def exact_latent(
+        self, state: HeadState, prev_token: torch.Tensor, part: torch.Tensor | None
+    ) -> tuple[HeadState, torch.Tensor | None]:
+        """The same before it is quantised, bf16 [B, r]; of a Markov head where a walk is exact."""
+        if self.cell is None:
+            assert self.exact is not None
+            assert self.exact.table is not None
+            return state, self.exact.table[prev_token]
+        assert part is not None
+        return self.cell.latent(state, self.table[prev_token], part)
 
 
 def _weights_of(cell: Cell) -> list[torch.Tensor]:
@@ -296,16 +309,24 @@ def pack_head(
             shares all of it that it can; nothing that is shared with one is packed again.
 
     Returns:
-        The packed head.
+        The packed head; that of `into` holds what was packed, but its unquantised weights only
+        the result names.
     """
+    done = [other for other in done if (other.exact is not None) == plan.exact]
     packed = into or _room_for(head, plan, device, done)
     if not any(packed.tiles is other.tiles for other in done):
         _pack_projection(head, plan, packed, device)
+        if plan.exact:
+            code_scales(packed.row_scale[: plan.vocab])
     if any(packed.table is other.table for other in done):
-        return packed
+        shared = next(other for other in done if packed.table is other.table)
+        return replace(packed, exact=shared.exact)
+    if plan.exact:
+        levels = load_rows(packed.tiles, plan)[: plan.vocab]
+        packed = replace(packed, exact=exact_head(head, packed.row_scale[: plan.vocab], levels))
     at_once = CHUNK_ROWS if isinstance(head, MarkovHead) else _INPUT_ROWS
     for first, rows in _chunks(head.table, device, at_once):
-        packed.table[first : first + len(rows)] = _fetched_rows(head, rows)
+        packed.table[first : first + len(rows)] = _fetched_rows(head, rows, packed.exact)
     if head.draft_to_target is not None and packed.draft_to_target is not None:
         packed.draft_to_target.copy_(head.draft_to_target[: plan.vocab])
     if into is not None and into.cell is not None and not isinstance(head, MarkovHead):
@@ -357,11 +378,19 @@ def _room_for(
     )
 
 
-def _fetched_rows(head: AnyHead, rows: torch.Tensor) -> torch.Tensor:
+def _fetched_rows(
+    head: AnyHead, rows: torch.Tensor, exact: ExactHead | None = None
+) -> torch.Tensor:
     """What a step fetches for tokens, uint8 [n, ...], from their table rows."""
-    if isinstance(head, MarkovHead):
-        return pack_latents(*quantise_latents(rows))
-    return input_rows(head, rows)
+    if not isinstance(head, MarkovHead):
+        return input_rows(head, rows)
+    high, low, scale = quantise_latents(rows)
+    packed = pack_latents(high, low, scale)
+    if exact is not None:
+        bounds = latent_bounds(rows, 256 * high.int() + low.int(), scale, exact.screen)
+        first = 2 * rows.shape[1] + 4
+        packed[:, first : first + 8] = torch.stack(bounds, 1).view(torch.uint8)
+    return packed
 
 
 def _chunks(

@@ -35,6 +35,8 @@ WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
 FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES = 200, 100
 LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
+EXACT_ROWS = 2048  # in an exact walk, whose words say a margin too
+SCALE_LIMITS = 7  # margins that they can say
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -44,6 +46,7 @@ class ResidencyPlan:
     Made by `planner.plan_residency`; `print(plan)` shows the ledger. Equal plans have equal `hash`.
     `hidden_inside`: whether the kernel multiplies hidden states, each block with rows of its own.
     `hidden_places`: steps whose hidden states it then holds at once.
+    `exact`: whether tokens are the unquantised head's (docs/exact.md).
     """
 
     gpu: str
@@ -83,6 +86,7 @@ class ResidencyPlan:
     exchange_lag: int
     shared_limit: int
     max_blocks: int
+    exact: bool = False
 
     # ---- derived sizes ---------------------------------------------------------------------
 
@@ -138,8 +142,39 @@ class ResidencyPlan:
 
     @property
     def race_words(self) -> int:
-        """Words a service warp looks at again where scores are too close."""
-        return 32 * (-(-self.num_blocks // 32) + 1) if self.scored else 4
+        """Words a service warp looks at again where scores, or int8 logits, are too close."""
+        return 32 * (-(-self.num_blocks // 32) + 1) if self.scored or self.exact else 4
+
+    @property
+    def races(self) -> int:
+        """Service warps that have such words; the kernel's array has one where there are none."""
+        return SERVICE_WARPS if self.scored or self.exact else 1
+
+    @property
+    def candidate_slots(self) -> int:
+        """Rounds whose candidates are kept: in an exact walk until they are concluded.
+
+        A round is swept once its base logits are staged, which follows the publishing of the round
+        `base_slots` before it; that is concluded `exchange_lag` rounds later.
+        """
+        if not self.exact:
+            return self.base_slots
+        return min(max(self.base_slots, self.groups), self.base_slots + 2 * self.exchange_lag)
+
+    @property
+    def exact_latent_slots(self) -> int:
+        """Rounds whose latents an exact walk keeps in bf16, likewise; Markov ones are in memory."""
+        return 4 if self.exact and self.groups > 3 and self.kind != "markov" else self.latent_slots
+
+    @property
+    def exact_latent(self) -> int:
+        """Numbers of such a latent; the kernel's array has one where there are none."""
+        return self.rank if self.kind != "markov" else 1
+
+    @property
+    def exact_words(self) -> int:
+        """64-bit words of the workspace in which undecided blocks say their best rows."""
+        return self.groups * self.columns * self.num_blocks if self.exact else 0
 
     @property
     def word_bytes(self) -> int:
@@ -279,8 +314,8 @@ class ResidencyPlan:
 
     @property
     def candidates(self) -> int:
-        """Rows that the sweeping warps offer for one request: one each, or two where sampled."""
-        return self.sweep_warps * (2 if self.sampled else 1)
+        """What sweeping warps offer for a request: a row each, two where sampled or exact."""
+        return self.sweep_warps * (2 if self.sampled or self.exact else 1)
 
     @property
     def latent_slots(self) -> int:
@@ -553,7 +588,12 @@ class ResidencyPlan:
             "STEP_TYPE": NUMBER_TYPES.index(self.step_type),
             "SERVED_TOGETHER": self.served_together,
             "RACE_WORDS": self.race_words,
+            "RACES": self.races,
             "CANDIDATES": self.candidates,
+            "CANDIDATE_SLOTS": self.candidate_slots,
+            "SCALE_LIMITS": SCALE_LIMITS,
+            "EXACT_LATENT": self.exact_latent,
+            "EXACT_LATENT_SLOTS": self.exact_latent_slots,
             "PARKED_NOISE": self.parked_noise,
             "TILES_JUDGED": TILES_JUDGED,
             "PARKED_LOGITS": self.parked_logits,
@@ -572,6 +612,7 @@ class ResidencyPlan:
             "SCORED": self.scored,
             "WIDE": self.wide,
             "SAMPLED": self.sampled,
+            "EXACT": self.exact,
             "MAPPED": self.mapped,
         }
         lines = [
@@ -580,6 +621,7 @@ class ResidencyPlan:
         ]
         lines.append(f"#define WTS_WIDE {int(self.wide)}")
         lines.append(f"#define WTS_WARPGROUPS {int(self.warpgroups)}")
+        lines.append(f"#define WTS_EXACT {int(self.exact)}")
         lines.append("#define WTS_FRAGMENT_PLACE " + ", ".join(map(str, places)))
         lines.append("#define WTS_FRAGMENT_SOURCE " + ", ".join(map(str, sources)))
         gone = [source for source, place in zip(sources, places, strict=True) if place < 0]
@@ -609,6 +651,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
     """
     groups, columns, slots = plan.groups, plan.columns, plan.base_slots
     places, early = _ring_places(plan), columns if plan.units else 1
+    kept = plan.candidate_slots
     hidden = plan.hidden if plan.hidden_inside else 1
     members = [
         ("fragments", max(1, plan.sweep_warps * plan.shared_fragments) * FRAGMENT_BYTES, 128),
@@ -622,10 +665,10 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("latent", plan.latent_slots * columns * plan.latent_line_bytes, 128),
         ("latent_scale", plan.latent_slots * columns * 4, 16),
         ("token", plan.later_tokens * 4, 16),
-        ("candidate_key", slots * columns * plan.candidates * 4, 16),
-        ("candidate_row", slots * columns * plan.candidates * 4, 16),
-        ("candidate_logit", slots * columns * (plan.candidates if plan.sampled else 1) * 4, 16),
-        ("race", (SERVICE_WARPS if plan.scored else 1) * plan.race_words * 4, 16),
+        ("candidate_key", kept * columns * plan.candidates * 4, 16),
+        ("candidate_row", kept * columns * plan.candidates * 4, 16),
+        ("candidate_logit", kept * columns * (plan.candidates if plan.sampled else 1) * 4, 16),
+        ("race", plan.races * plan.race_words * 4, 16),
         ("state_weight", 2 * plan.unit_rows * plan.block_units * max(1, plan.state), 16),
         ("projector_weight", 2 * plan.block_projections * max(1, plan.state), 16),
         ("hidden_weight", 2 * plan.hidden_rows * hidden, 16),
@@ -655,6 +698,22 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("noise_offset", 4, 4),
         ("abandoned", 4, 4),
     ]
+    if plan.exact:
+        latents = plan.exact_latent_slots * columns * plan.exact_latent
+        members += [
+            ("latent_slack", plan.latent_slots * columns * 4, 16),
+            ("margin", groups * columns * 4, 16),
+            ("previous", groups * columns * 4, 16),
+            ("exact_latent", latents * 2, 16),
+            ("exact_weight", 8, 16),
+            ("exact_table", 8, 8),
+            ("scale_limit", 4 * SCALE_LIMITS, 4),
+            ("spread", 4, 4),
+            ("growth", 4, 4),
+            ("smallest", 4, 4),
+            ("longest", 4, 4),
+            ("team_squares", 4 * SERVICE_WARPS, 4),
+        ]
     layout, offset = [], 0
     for name, size, alignment in members:
         offset = -(-offset // alignment) * alignment
@@ -690,6 +749,7 @@ def _ledger(plan: ResidencyPlan) -> str:
         f"plan {plan.hash}: {plan.kind}, V = {plan.vocab}, r = {plan.rank}, int8, "
         f"batch {plan.batch}, "
         f"{plan.steps} steps, {'sampled' if plan.sampled else 'greedy'}, "
+        f"{'exact, ' if plan.exact else ''}"
         f"on {plan.gpu} ({plan.arch})",
         f"  {plan.num_blocks} blocks of {plan.threads} threads, {plan.rows} rows each "
         f"({plan.max_blocks} can be co-resident)",
@@ -706,7 +766,7 @@ def _ledger(plan: ResidencyPlan) -> str:
         lines.append(f"  reads {plan.readings:.2f} times the projection from L2 a step{verdict}")
     table = plan.table_rows * plan.table_row_bytes
     name = "latent table" if plan.kind == "markov" else "input rows"
-    workspace = plan.workspace_words * plan.word_bytes + 8 * plan.state_words
+    workspace = plan.workspace_words * plan.word_bytes + 8 * plan.state_words + 8 * plan.exact_words
     if plan.state:
         own, every = plan.unit_rows * plan.block_units, plan.unit_rows * plan.state
         lines.append(

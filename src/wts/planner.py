@@ -13,7 +13,14 @@ from typing import TYPE_CHECKING
 from wts.device import GpuSpec, gpu_spec
 from wts.errors import PlanError
 from wts.numbers import HEAD_KINDS, NUMBER_TYPES, RANKS, HeadKind, NumberType
-from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, TILES_JUDGED, Instruction, ResidencyPlan
+from wts.plan import (
+    EXACT_ROWS,
+    FRAGMENT_BYTES,
+    PAIR_ROWS,
+    TILES_JUDGED,
+    Instruction,
+    ResidencyPlan,
+)
 
 if TYPE_CHECKING:
     from wts.heads import Head
@@ -97,6 +104,31 @@ _CHOICES = {
         Choice("mma", 4, 37, 4, 4, (224, 56)),
         Choice("mma", 2, 37, 4, 8, (224, 56)),
         Choice("mma", 1, 40, 4, 5, (224, 56)),
+    ),
+    # So do exact logits.
+    "greedy, exact": (
+        Choice("wgmma", 8, 37, 0, 4, (208, 88), 2),
+        Choice("mma", 4, 38, 4, 4, (216, 72)),
+        Choice("mma", 2, 42, 4, 5, (216, 72)),
+        Choice("mma", 1, 43, 6, 5, (216, 72)),
+    ),
+    "greedy, exact, groups": (Choice("wgmma", 8, 35, 0, 4, (208, 88), 2),),
+    "greedy, exact, gated": (Choice("mma", 1, 39, 6, 5, (208, 88)),),
+    "greedy, exact, state": (
+        Choice("mma", 2, 36, 4, 5, (208, 88)),
+        Choice("mma", 1, 36, 6, 5, (208, 88)),
+    ),
+    "greedy, exact, domino": (Choice("mma", 4, 30, 4, 4, (208, 88)),),
+    "greedy, exact, state, streaming": (
+        Choice("mma", 4, 30, 4, 4, (208, 88)),
+        Choice("mma", 2, 32, 4, 5, (208, 88)),
+        Choice("mma", 1, 32, 4, 5, (208, 88)),
+    ),
+    "greedy, exact, streaming": (
+        Choice("wgmma", 8, 36, 0, 4, (208, 88), 2),
+        Choice("mma", 4, 37, 4, 4, (216, 72)),
+        Choice("mma", 2, 36, 4, 8, (216, 72)),
+        Choice("mma", 1, 37, 4, 5, (216, 72)),
     ),
     # So does making latents, and a state's more so.
     "greedy, gated": (
@@ -193,6 +225,7 @@ def plan_residency(
     steps: int = 16,
     sampled: bool = False,
     base_type: NumberType = "bf16",
+    exact: bool = False,
 ) -> ResidencyPlan:
     """Decide where each tile of a head lives for the whole walk.
 
@@ -203,6 +236,8 @@ def plan_residency(
         steps: most steps of a walk, 1 to 32.
         sampled: whether rows may have a temperature above 0; greedy plans exchange smaller words.
         base_type: number type of the base logits: "bf16", "fp16" or "fp32".
+        exact: whether tokens are those of the unquantised head (docs/exact.md), of greedy walks in
+            bf16.
 
     Returns:
         The plan; `print(plan)` shows its byte ledger.
@@ -265,6 +300,9 @@ def plan_residency(
             )
 
     unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type)
+    if exact:
+        _check_exact(unplaced)
+        unplaced = replace(unplaced, exact=True)
     widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch
     plan = _first_that_fits(unplaced, widest)
     if plan.shared_bytes > plan.shared_limit:
@@ -289,6 +327,32 @@ def plan_residency(
     return plan
 
 
+def _check_exact(plan: ResidencyPlan) -> None:
+    """Refuse what an exact walk cannot be made of."""
+    if plan.sampled:
+        raise PlanError.mismatch(
+            "exact",
+            wanted="False where rows are sampled",
+            found="exact=True and sampled=True",
+            fix="leave exact out: a sampled walk exports the very logits it drew from, so that its "
+            "verification is lossless already",
+        )
+    if plan.step_type != "bf16":
+        raise PlanError.mismatch(
+            "exact",
+            wanted="base logits and a table in bf16",
+            found=f"steps in {plan.step_type}",
+            fix="convert them, or leave exact out",
+        )
+    if plan.rows > EXACT_ROWS:
+        raise PlanError.mismatch(
+            "exact",
+            wanted=f"at most {EXACT_ROWS} rows a block",
+            found=f"{plan.rows} on {plan.gpu}",
+            fix="take a GPU with more co-resident blocks, or leave exact out",
+        )
+
+
 def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choice]:
     """Choices for a plan, the best first: most columns, then those for its kind."""
     how = "sampled" if plan.sampled else "greedy"
@@ -296,6 +360,10 @@ def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choic
     special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
     end = ", streaming" if streaming else ""
     every = [
+        *(_CHOICES.get(f"{how}, exact, {groups}{end}", ()) if plan.exact else ()),
+        *(_CHOICES.get(f"{how}, exact, state{end}", ()) if plan.exact and plan.state else ()),
+        *(_CHOICES.get(f"{how}, exact, {plan.kind}{end}", ()) if plan.exact else ()),
+        *(_CHOICES.get(f"{how}, exact{end}", ()) if plan.exact else ()),
         *_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
         *(_CHOICES.get(f"{how}, state{end}", ()) if plan.state else ()),
         *_CHOICES.get(f"{how}, {special}{end}", ()),

@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from wts.exact import exact_logits
 from wts.noise import Noise, philox_words, sampled_scores
 from wts.weights import DTYPE_OF
 
 if TYPE_CHECKING:
-    from wts.heads import Head
+    from wts.heads import Head, MarkovHead
 
-__all__ = ["reference_walk", "select_greedy", "step_logits"]
+__all__ = ["exact_walk", "reference_walk", "select_greedy", "step_logits"]
 
 
 def step_logits(head: Head, base: torch.Tensor, latent: torch.Tensor | None) -> torch.Tensor:
@@ -100,4 +101,28 @@ def reference_walk(
         tokens.append(prev)
     if noise is not None:
         noise.offset.add_(1)
+    return torch.stack(tokens, 1)
+
+
+def exact_walk(head: MarkovHead, base_logits: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    """Draft a block greedily with every sum in its fixed order: what an exact walk computes.
+
+    The formula of `reference_walk` for a head in bf16, but for the order of the fp32 sums, so that
+    tokens are the same everywhere.
+
+    Args:
+        head: a Markov head in bf16 (the latents of others are made by `wts.cells`).
+        base_logits: bf16 [B, K, V].
+        anchor: int64 [B], the token before the first step.
+
+    Returns:
+        int64 [B, K], target ids.
+    """
+    tokens, prev = [], anchor
+    for step in range(base_logits.shape[1]):
+        _, latent = head.latent(None, prev)
+        base = base_logits[:, step, : head.vocab]
+        chosen = select_greedy(exact_logits(head.projection[: head.vocab], base, latent))
+        prev = chosen if head.draft_to_target is None else head.draft_to_target[chosen]
+        tokens.append(prev)
     return torch.stack(tokens, 1)

@@ -48,9 +48,14 @@ class WalkReport:
 
     Args:
         clamped_anchors: anchors outside the table, clamped for the look-up.
+        rescored_steps: of exact walks on the device: steps of a request in which int8 sums left
+            more than one row open, so that exact logits decided.
+        rescored_rows: rows whose exact logits were computed for that, each counted once.
     """
 
     clamped_anchors: int
+    rescored_steps: int = 0
+    rescored_rows: int = 0
 
 
 class Walker:
@@ -74,6 +79,10 @@ class Walker:
         fallback: lets "auto" fall back to the emulator, with a warning in the log.
         timeout_ms: how long a block waits for the others before the walk is given up, 1 to
             600,000.
+        exact: whether the walk is exact: True asks for what `plan.exact` says, and any other plan
+            is an error; None takes the plan as it is. An exact Walker reads the head's own W (and a
+            Markov head's table) in place: it keeps the head alive, and they must not be changed but
+            together with `refresh`, on the stream of the walks.
         sharing: Walkers of this very head, on the same backend and device, whose packed weights
             this one uses where it can: `walkers.WalkerSet` makes and refreshes such Walkers.
 
@@ -93,6 +102,7 @@ class Walker:
         device: str | torch.device | None = None,
         fallback: bool = False,
         timeout_ms: int = 2000,
+        exact: bool | None = None,
         sharing: Sequence[Walker] = (),
     ) -> None:
         if backend not in ("auto", "device", "emulator", "reference"):
@@ -107,6 +117,7 @@ class Walker:
                 f"found {timeout_ms!r}; give a limit in milliseconds"
             )
         _check_plan(head, plan)
+        _check_exact(plan, exact)
         _check_sharing(head, sharing)
         self._shares = bool(sharing)
         for other in sharing:
@@ -263,7 +274,11 @@ class Walker:
             self._reference = with_weights(head, torch.clone)
         else:
             device = packed.tiles.device
-            pack_head(head, self.plan, device, into=packed, done=_packed_of(done))
+            packed = pack_head(head, self.plan, device, into=packed, done=_packed_of(done))
+            if self._device_walk is not None:
+                self._device_walk.take(packed)
+            else:
+                self._emulator = Emulator(plan=self.plan, packed=packed)
         self.head = head
 
     @property
@@ -286,7 +301,8 @@ class Walker:
     def report(self) -> WalkReport:
         """Wait for the walks so far and say what they noticed."""
         if self._device_walk is not None:
-            return WalkReport(clamped_anchors=self._device_walk.read_status()[4])
+            clamped, steps, rows = self._device_walk.read_status()[4:7]
+            return WalkReport(clamped_anchors=clamped, rescored_steps=steps, rescored_rows=rows)
         return WalkReport(clamped_anchors=self._clamped)
 
     @property
@@ -543,6 +559,16 @@ def _check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
         )
 
 
+def _check_exact(plan: ResidencyPlan, exact: bool | None) -> None:
+    if exact is not None and exact is not plan.exact:
+        raise PlanError.mismatch(
+            "exact",
+            wanted=f"{plan.exact}, as planned, or None",
+            found=repr(exact),
+            fix=f"plan with plan_residency(head, ..., exact={bool(exact)})",
+        )
+
+
 def _check_sharing(head: AnyHead, sharing: Sequence[Walker]) -> None:
     for other in sharing:
         if not isinstance(other, Walker) or other.head is not head:
@@ -635,7 +661,9 @@ class _DeviceWalk:
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # makes torch's context current
             self._load(compiled.cubin)
-            self.packed: PackedHead = pack_head(head, plan, device, done=done)
+            self.source = torch.zeros(8 if plan.exact else 0, dtype=torch.int64, device=device)
+            self.exact_slots = torch.zeros(plan.exact_words, dtype=torch.int64, device=device)
+            self.take(pack_head(head, plan, device, done=done))
             self.slots = torch.zeros(
                 plan.workspace_words * plan.word_bytes, dtype=torch.uint8, device=device
             )
@@ -653,6 +681,12 @@ class _DeviceWalk:
             self.status = torch.zeros(_STATUS_WORDS, dtype=torch.int32, device=device)
             self.status[: len(_CLEARED)] = self._cleared
             torch.cuda.synchronize(device)
+
+    def take(self, packed: PackedHead) -> None:
+        """Walk with these packed weights, whose addresses stay but for the unquantised ones."""
+        self.packed: PackedHead = packed
+        if packed.exact is not None:
+            self.source.copy_(packed.exact.source())
 
     def _load(self, cubin: bytes) -> None:
         try:
@@ -697,7 +731,7 @@ class _DeviceWalk:
     @property
     def memory_bytes(self) -> int:
         workspace = [self.slots, self.status, self._cleared]
-        workspace += [self.state_slots, self.part, self._hidden]
+        workspace += [self.state_slots, self.part, self._hidden, self.source, self.exact_slots]
         return self.packed.memory_bytes + sum(tensor.nbytes for tensor in workspace)
 
     def launch(
@@ -755,6 +789,8 @@ class _DeviceWalk:
             num_requests=base_logits.shape[0],
             num_steps=base_logits.shape[1],
             timeout_us=self.timeout_us,
+            exact=self.source.data_ptr(),
+            exact_slots=self.exact_slots.data_ptr(),
         )
         # Every block waits for every other, so all must be resident: the driver checks that.
         cooperative = driver.CUlaunchAttribute()
@@ -822,6 +858,7 @@ class _DeviceWalk:
             return
         self.slots.zero_()
         self.state_slots.zero_()
+        self.exact_slots.zero_()
         self.status[: len(_CLEARED)] = self._cleared
         torch.cuda.synchronize(self.device)
         raise WalkTimeout(

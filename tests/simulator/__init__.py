@@ -76,8 +76,11 @@ class Simulator:
         # What earlier walks have left: the word of the last exchange of each parity.
         words = self.slots.view(torch.int64 if plan.wide else torch.int32).view(2, -1)
         for before in range(max(0, sequence - 2), sequence) if sequence != FIRST_SEQUENCE else ():
-            words[before & 1] = (before >> 1) & (0xFFFF if plan.wide else 0xF)
+            words[before & 1] = (before >> 1) & (
+                0xFFFF if plan.wide else 0x3 if plan.exact else 0xF
+            )
         self.state_slots = torch.zeros(plan.state_words, dtype=torch.int64)
+        self.exact_slots = torch.zeros(plan.exact_words, dtype=torch.int64)
         self.kernel = _build(plan.render_header())
 
     def _part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
@@ -104,7 +107,10 @@ class Simulator:
         """Walk; raises RuntimeError on a bad access or a hang."""
         batch, steps, _ = base.shape
         tokens = torch.full((batch, steps), -1, dtype=torch.int64)
+        unquantised = self.packed.exact
         held = {
+            "exact": None if unquantised is None else unquantised.source(),
+            "exact_slots": self.exact_slots,
             "tiles": self.packed.tiles,
             "row_scale": self.packed.row_scale,
             "table": self.packed.table,
@@ -138,10 +144,13 @@ class Simulator:
             num_steps=steps,
             timeout_us=timeout_us,
         )
+        # What the kernel finds by addresses in memory.
+        found = {} if unquantised is None else {"": unquantised.projection, " ": unquantised.table}
         ranges = []
-        for name, tensor in held.items():
+        for name, tensor in (held | found).items():
             if tensor is not None:
-                setattr(args, name, tensor.data_ptr())
+                if name.strip():
+                    setattr(args, name, tensor.data_ptr())
                 storage = tensor.untyped_storage()
                 first, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
                 # Copies are whole 16-byte pieces: one may begin before its first element.

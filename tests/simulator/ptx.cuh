@@ -507,6 +507,14 @@ inline u32 warp_max_unsigned(u32 value) {
   return most;
 }
 
+inline u32 warp_add(u32 value) {
+  const sim::Packet* all = sim::meet(value);
+  u32 sum = 0;
+  for (int lane = 0; lane < sim::LANES; ++lane) sum += all[lane].word[0];
+  return sum;
+}
+// As far off as the device's may be.
+inline float approximate_root(float value) { return std::nextafter(std::sqrt(value), 0.0f); }
 inline u32 round_bf16(float value) {
   const u32 bits = __float_as_uint(value);
   if (value != value) return 0x7fffu;

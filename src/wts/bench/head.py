@@ -48,11 +48,12 @@ if TYPE_CHECKING:
 
 __all__ = ["configure", "main", "run"]
 
-PATHS = ("wts", "probe", "wts_streaming", "step_torch", "sglang", "sglang_greedy")
+PATHS = ("wts", "wts_exact", "probe", "wts_streaming", "step_torch", "sglang", "sglang_greedy")
 """Who can be timed, in the order of the table."""
 
-_OURS = ("wts", "probe", "wts_streaming")
-_ASKED_FOR = ("wts_streaming",)  # timed only where it is named: nobody would walk like that
+_OURS = ("wts", "wts_exact", "probe", "wts_streaming")
+# Timed only where they are named: nobody would walk like the first, and the second is another walk.
+_ASKED_FOR = ("wts_streaming", "wts_exact")
 # Of Domino, timed alone to be subtracted; no path of its own.
 _LM_HEAD = "lm_head"
 
@@ -103,7 +104,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         type=names(PATHS),
         metavar="P,..",
         help="default: all that this machine has, without wts_streaming, a walk with nothing "
-        "resident",
+        "resident, and wts_exact, whose tokens are the unquantised head's",
     )
     add("--rounds", type=int, metavar="N", help=f"samples per point, default {_ROUNDS}")
     add("--quick", action="store_true", help=f"{_QUICK_ROUNDS} samples, L2 cold only")
@@ -172,7 +173,8 @@ def rounds_of(args: argparse.Namespace) -> int:
 class Measured:
     """One row of the table, and what its record says besides the times.
 
-    `excluded_us` is what was subtracted from the times, None where nothing is excluded.
+    `excluded_us` is what was subtracted from the times, None where nothing is excluded. `rescored`,
+    of an exact walk: the share of steps that exact logits decided, and rows of one of these.
     """
 
     point: Point
@@ -186,6 +188,7 @@ class Measured:
     hidden_size: int | None = None
     state_size: int | None = None
     excluded_us: float | None = None
+    rescored: tuple[float, float] | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -263,6 +266,8 @@ class HeadBench:
             from wts.bench.gate import probe_of
 
             ours["probe"] = self._gated(case, "probe", probe_of(head), say)
+        if "wts_exact" in applicable:
+            ours["wts_exact"] = self._gated(case, "wts_exact", head, say)
         if "wts_streaming" in applicable:
             ours["wts_streaming"] = self._gated(case, "wts_streaming", head, say)
         shares, faults = self._agreements(
@@ -285,6 +290,10 @@ class HeadBench:
                 variants[f"{_LM_HEAD}@{steps}"] = partial(
                     baselines.lm_head_product, hidden, lm_head
                 )
+        rescored: dict[tuple[str, int], tuple[float, float]] = {}
+        if "wts_exact" in ours:
+            for steps in case.steps:
+                rescored["wts_exact", steps] = _rescored(ours["wts_exact"], inputs[steps])
         captured = capture(variants)
         rows = []
         for cache in self._caches:
@@ -313,6 +322,7 @@ class HeadBench:
                             hidden_size=None if case.head == "markov" else case.hidden_size,
                             state_size=case.state_size if case.head == "domino" else None,
                             excluded_us=excluded_us,
+                            rescored=rescored.get((path, steps)),
                         )
                     )
         for path in paths:
@@ -340,7 +350,12 @@ class HeadBench:
         from wts.walk import Walker
 
         plan = plan_residency(
-            head, "LOCAL", batch=case.batch, steps=case.max_steps, sampled=case.sampled
+            head,
+            "LOCAL",
+            batch=case.batch,
+            steps=case.max_steps,
+            sampled=case.sampled,
+            exact=path == "wts_exact",
         )
         if path == "wts_streaming":
             from wts.planner import streaming_plan
@@ -527,6 +542,17 @@ def _inputs_of(path: str, inputs: WalkInputs, ours: Mapping[str, _Ours]) -> Walk
     return replace(inputs, head=ours["probe"].head, hidden=None, lm_head=None)
 
 
+def _rescored(exact: _Ours, inputs: WalkInputs) -> tuple[float, float]:
+    """Of one walk: the share of its steps that exact logits decided, and rows of one of these."""
+    before = exact.walker.report()
+    _walker_call(inputs, exact.walk)()
+    after = exact.walker.report()
+    batch, steps, _ = inputs.base_logits.shape
+    decided = after.rescored_steps - before.rescored_steps
+    rows = after.rescored_rows - before.rescored_rows
+    return decided / (batch * steps), rows / max(1, decided)
+
+
 def _without(timing: Timing, excluded_us: float) -> Timing:
     """A timing less something that was timed alone."""
     samples = tuple(max(0.0, sample - excluded_us) for sample in timing.samples_us)
@@ -560,13 +586,15 @@ def _walker_call(inputs: WalkInputs, walk: Walk) -> Callable[[], torch.Tensor]:
 def _applies(path: str, case: HeadCase) -> bool:
     """Whether a path exists for a case.
 
-    A Markov head is its own probe, and the only one that is streamed. SGLang samples no Domino
-    head, and fuses its greedy step for one row of a Markov head only.
+    A Markov head is its own probe, and the only one that is streamed; no sampled walk is exact.
+    SGLang samples no Domino head, and fuses its greedy step for one row of a Markov head only.
     """
     if path == "probe":
         return case.head != "markov"
     if path == "wts_streaming":
         return case.head == "markov"
+    if path == "wts_exact":
+        return not case.sampled
     if path == "sglang":
         return case.head != "domino" or not case.sampled
     return path != "sglang_greedy" or (
@@ -631,6 +659,13 @@ def table(rows: Sequence[Measured], *, gpu: str) -> str:
             f"{head:<6} {vocab:>7} {rank:>3} {batch:>3} {temperature:>4g} {cache:<9} {path:<13} "
             f"{fit.step_us:>10.3f} {fit.entry_us:>9.2f} {share:>9}".rstrip()
         )
+    decided = {row.point: row.rescored for row in rows if row.rescored is not None}
+    lines += [""] if decided else []
+    for point, (part, count) in decided.items():
+        lines.append(
+            f"{point.head}, V={point.vocab} B={point.batch} K={point.steps}: exact logits decided "
+            f"{part:.1%} of the exact walk's steps, of {count:.1f} rows each"
+        )
     excluded = {
         (row.point, row.cache): row.excluded_us
         for row in rows
@@ -650,6 +685,8 @@ def _record(row: Measured, *, run_id: str, environment: Environment) -> dict[str
     from wts.bench import record
 
     sizes = {"H": row.hidden_size, "G": row.state_size, "excluded_us": row.excluded_us}
+    if row.rescored is not None:
+        sizes |= dict(zip(("rescored_share", "rescored_rows"), row.rescored, strict=True))
     return record.build(
         environment,
         bench="head",

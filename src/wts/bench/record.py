@@ -114,7 +114,8 @@ _BY_BENCH: dict[str, dict[str, _Field]] = {
 # What a record may carry besides: the SM clock (as a spin kernel measured it, and the maximum); the
 # share of a baseline's first tokens that were ours (of heads with a state: of second tokens, where
 # the first ones were); H and, of Domino, G; what was subtracted where something is excluded, 0 for
-# paths without it.
+# paths without it; of exact walks the share of steps that exact logits decided, and how many rows'
+# were computed in one of these.
 _OPTIONAL: dict[str, _Field] = {
     "clock_mhz": _Field(kind=float, least=1),
     "max_clock_mhz": _Field(kind=float, least=1, nullable=True),
@@ -122,6 +123,8 @@ _OPTIONAL: dict[str, _Field] = {
     "H": _Field(kind=int, least=1),
     "G": _Field(kind=int, least=1),
     "excluded_us": _Field(kind=float, least=0),
+    "rescored_share": _Field(kind=float, least=0, most=1),
+    "rescored_rows": _Field(kind=float, least=0),
 }
 
 

@@ -148,6 +148,15 @@ __device__ __forceinline__ void projected_run(const float* projections, int firs
 
 // ---- products with states and hidden states ----------------------------------------------------
 
+// A row's four sums of a lane, added up.
+__device__ __forceinline__ float add_sums(float (&sums)[4]) {
+#pragma unroll
+  for (int half = 2; half > 0; half /= 2)
+#pragma unroll
+    for (int i = 0; i < half; ++i) sums[i] = __fadd_rn(sums[i], sums[i + half]);
+  return sums[0];
+}
+
 // Rows of weights times a vector, both bf16, as the emulator's lane_product sums them: element i is of
 // sum i mod 4 of lane i / 8 mod 32; then trees over sums and lanes. The same in all lanes. Rows lie
 // `apart` elements apart.
@@ -175,13 +184,7 @@ __device__ __forceinline__ void lane_products(const u16* weight, int apart, cons
   }
   __syncwarp();
 #pragma unroll
-  for (int row = 0; row < ROWS; ++row) {
-#pragma unroll
-    for (int half = 2; half > 0; half /= 2)
-#pragma unroll
-      for (int i = 0; i < half; ++i) sums[row][i] = __fadd_rn(sums[row][i], sums[row][i + half]);
-    sum[row] = sums[row][0];
-  }
+  for (int row = 0; row < ROWS; ++row) sum[row] = add_sums(sums[row]);
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2)
 #pragma unroll
@@ -237,14 +240,20 @@ struct PlaneRun {
   __device__ __forceinline__ void store(u32 address) const { store_bytes<RUN>(address, word); }
 };
 
+// In an exact walk the squares of what is not below a sixteenth of an element, in levels, are summed up:
+// of RANK elements they stay below 2^32.
 __device__ __forceinline__ void quantise_run(const float (&latent)[RUN], float scale,
-                                             PlaneRun& high, PlaneRun& low) {
+                                             PlaneRun& high, PlaneRun& low, u32& squares) {
   high = low = PlaneRun{};
 #pragma unroll
   for (int i = 0; i < RUN; ++i) {
     const int level = latent_level(latent[i], scale), rest = ((level + 128) & 255) - 128;
     high.put(i, (level - rest) >> 8);
     low.put(i, rest);
+    if constexpr (plan::EXACT) {
+      const u32 sixteenth = static_cast<u32>(level < 0 ? -level : level) / 16 + 1;
+      squares += sixteenth * sixteenth;
+    }
   }
 }
 

@@ -5,7 +5,7 @@
 //   The tag names the exchange: sequence number / 2, since slots alternate by its parity. When a
 // block waits in exchange s, every block has published s - 1 (else it would still wait there), and
 // none can have published s + 2 (that needs this block's s + 1). So a slot of parity s holds the
-// word of s - 2 or of s, whose tags differ by one: four bits are enough, and wrap without harm.
+// word of s - 2 or of s, whose tags differ by one: two bits are enough, and wrap without harm.
 // Every exchange writes every slot of its parity, also for absent requests, so no word grows old.
 // The sequence number lives in the workspace, read at the start and advanced at the end of a walk:
 // replays of a captured graph need no reset.
@@ -39,8 +39,9 @@ __device__ __forceinline__ int lane_of(int block) {
 using ExchangeWord = u64;
 constexpr u32 TAG_MASK = plan::SCORED ? 0xfu : 0xffffu;
 #else
-using ExchangeWord = u32;  // key : 16 | inverted row : 12 | tag : 4
-constexpr u32 TAG_MASK = 0xfu;
+// key : 16 | inverted row : 12 | tag : 4, or in an exact walk | inverted row : 11 | code : 3 | tag : 2.
+using ExchangeWord = u32;
+constexpr u32 TAG_MASK = (1u << TAG_BITS) - 1;
 #endif
 
 // Counters a walk leaves behind, in global memory; the host reads them when asked.
@@ -50,6 +51,8 @@ struct Status {
   u32 error_block;      // who waited
   u32 error_step;       // at which step of the walk
   u32 clamped_anchors;  // anchors outside the table, so far
+  u32 rescored_steps;   // steps of a request that an exact walk decided by exact logits, so far
+  u32 rescored_rows;    // rows that it computed them of, each once
 };
 
 __device__ __forceinline__ u32 exchange_tag(u32 sequence) { return (sequence >> 1) & TAG_MASK; }
@@ -131,11 +134,10 @@ struct Gathered {
     return min(max(block * plan::ROWS + word_row(word), 0), plan::VOCAB - 1);
   }
 
-  // The row all agree on: the largest key, then the lowest block, then that block's lowest row.
-  // Shards ascend with the block number, so this is the lowest token among equals.
-  __device__ __forceinline__ int winner() const {
+  // The block all agree on: of the largest key, then the lowest; and this lane's best word.
+  __device__ __forceinline__ u32 best_block(ExchangeWord& mine) const {
     const int lane = lane_index();
-    ExchangeWord mine = words[0];
+    mine = words[0];
     u32 block = static_cast<u32>(block_of(lane, 0));
 #pragma unroll
     for (int i = 1; i < BLOCKS_PER_LANE; ++i) {
@@ -153,6 +155,14 @@ struct Gathered {
       const u32 keyed = static_cast<u32>(key) | (0xffffu - block);
       first = 0xffffu - (static_cast<u32>(warp_max(static_cast<int>(keyed))) & 0xffffu);
     }
+    return first;
+  }
+
+  // The row all agree on: the best block's, that block's lowest row of the key. Shards ascend with the
+  // block number, so this is the lowest token among equals.
+  __device__ __forceinline__ int winner() const {
+    ExchangeWord mine;
+    const u32 first = best_block(mine);
     const int row = __shfl_sync(0xffffffffu, word_row(mine), lane_of(static_cast<int>(first)));
     // In range for any bits in memory.
     return min(max(static_cast<int>(first) * plan::ROWS + row, 0), plan::VOCAB - 1);

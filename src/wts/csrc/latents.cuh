@@ -66,6 +66,24 @@ struct LatentWarp {
     if constexpr (plan::WARPGROUPS) fence_async_proxy();  // the tensor cores read these bytes
   }
 
+  // In an exact walk, of a head whose exact latents are table rows: where the next one is.
+  __device__ __forceinline__ void keep_token([[maybe_unused]] int request,
+                                             [[maybe_unused]] int token) const {
+#if WTS_EXACT
+    if (HEAD == Head::MARKOV && lane_index() == 0) shared.previous[request] = token;
+#endif
+  }
+
+  // In an exact walk: what a latent adds to its sums, and a request's margin of rows of scale 1.
+  __device__ __forceinline__ void keep_slack([[maybe_unused]] int round, [[maybe_unused]] int column,
+                                             [[maybe_unused]] float slack,
+                                             [[maybe_unused]] float margin) const {
+#if WTS_EXACT
+    shared.latent_slack[latent_slot(round)][column] = slack;
+    shared.margin[request(round_group(round), column)] = margin;
+#endif
+  }
+
   // ---- inner sums --------------------------------------------------------------------------------
 
   // Of several groups, each service warp does the inner work of its columns; an RNN's team keeps its state
@@ -149,13 +167,13 @@ struct LatentWarp {
       if constexpr (HEAD == Head::DOMINO)
         if (round_step(round) > 0) projected_run(shared.projections[column], start, latent[run]);
     }
-    store_latent(latent, latent_slot(round), column);
+    store_latent(latent, round, column);
   }
 
   // Quantises a latent and puts it where the sweeping warps read it. All of the team have come as far.
-  __device__ __forceinline__ void store_latent(const float (&latent)[RUNS][RUN], int slot,
+  __device__ __forceinline__ void store_latent(const float (&latent)[RUNS][RUN], int round,
                                                int column) const {
-    const int lane = team_lane();
+    const int lane = team_lane(), slot = latent_slot(round);
     __syncwarp();
     u32 largest = largest_of(latent);
     if constexpr (TEAM > 1) {
@@ -168,16 +186,59 @@ struct LatentWarp {
         largest = max(largest, shared.team_largest[team() * TEAM + i]);
     }
     const float scale = latent_scale_of(largest);
+    u32 squares = 0;
 #pragma unroll
     for (int run = 0; run < RUNS; ++run) {
       if (!run_exists(run, lane)) continue;
       PlaneRun high, low;
-      quantise_run(latent[run], scale, high, low);
+      quantise_run(latent[run], scale, high, low, squares);
       const int start = run_start(run, lane), piece = start / 32 * 4 + start / 16 % 2;
       high.store(latent_place(slot, column, piece) + start % 16);
       low.store(latent_place(slot, column, piece + 2) + start % 16);
+      keep_latent(round, column, start, latent[run]);
     }
     if (lane == 0) shared.latent_scale[slot][column] = scale;
+    if constexpr (plan::EXACT) bound_latent(round, column, scale, squares);
+  }
+
+  // In an exact walk: a run of a latent itself.
+  __device__ __forceinline__ void keep_latent([[maybe_unused]] int round, [[maybe_unused]] int column,
+                                              [[maybe_unused]] int start,
+                                              [[maybe_unused]] const float (&latent)[RUN]) const {
+#if WTS_EXACT
+#pragma unroll
+    for (int i = 0; i < RUN; ++i)
+      shared.exact_latent[round % plan::EXACT_LATENT_SLOTS][column][start + i] = bf16_bits(latent[i]);
+#endif
+  }
+
+  // In an exact walk: slack and margin of a latent, of all lanes' squares (wts/exact.py). |u| is at most
+  // 16 t times the root of their sum, and |u - t U| at most t / 2 and a little for each element.
+  __device__ __forceinline__ void bound_latent([[maybe_unused]] int round, [[maybe_unused]] int column,
+                                               [[maybe_unused]] float scale,
+                                               [[maybe_unused]] u32 squares) const {
+#if WTS_EXACT
+    u32 sum = warp_add(squares);
+    if constexpr (TEAM > 1) {
+      if (lane_index() == 0) shared.team_squares[service()] = sum;
+      team_sync();
+      if (!leads()) return;
+      sum = 0;
+#pragma unroll
+      for (int i = 0; i < TEAM; ++i) sum += shared.team_squares[team() * TEAM + i];
+    }
+    constexpr float ROUNDED = 1.001f, HALF_ROOT = plan::RANK == 64    ? 4.1f
+                                                  : plan::RANK == 128 ? 5.8f
+                                                  : plan::RANK == 256 ? 8.2f
+                                                                      : 11.6f;
+    const float length = 16.0f * ROUNDED * approximate_root(__uint2float_rn(sum));
+    float slack = fmaf(shared.spread, length, fmaf(shared.growth, HALF_ROOT, 1.0f)) * ROUNDED;
+    const bool inside = __fmul_rn(scale, shared.smallest) >= 7.6e-37f &&
+                        __fmul_rn(__fmul_rn(scale, length), shared.longest) < 8.5e37f;
+    if (!inside) slack = __int_as_float(0x7f800000);
+    if (lane_index() == 0)
+      keep_slack(round, column, slack, 2.0f * ROUNDED * __fmul_rn(scale, slack));
+#endif
   }
 
   // Copies table rows, which hold quantised latents.
@@ -185,8 +246,9 @@ struct LatentWarp {
   __device__ __forceinline__ void copy_latents(int round, int first_served,
                                                const int (&token)[COUNT]) const {
     constexpr int PIECES = (2 * plan::RANK + 511) / 512;
+    constexpr int NUMBERS = plan::EXACT ? 4 : 1;  // behind the planes: scale, slack, margin
     u32 piece[COUNT][PIECES][4];
-    u32 scale[COUNT];
+    u32 numbers[COUNT][NUMBERS];
     const int lane = lane_index(), slot = latent_slot(round);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
@@ -195,7 +257,10 @@ struct LatentWarp {
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
           load_global_16(piece[i][j], source + (j * 32 + lane) * 16);
-      scale[i] = load_global_4(source + 2 * plan::RANK);
+      load_global_words(numbers[i], source + 2 * plan::RANK);
+#if WTS_EXACT
+      if (lane == 0) prefetch_l2(shared.exact_table + token[i] * (2ll * plan::RANK), 2 * plan::RANK);
+#endif
     }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
@@ -204,7 +269,11 @@ struct LatentWarp {
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
           store_shared_16(latent_place(slot, column, j * 32 + lane), piece[i][j]);
-      if (lane == 0) shared.latent_scale[slot][column] = __uint_as_float(scale[i]);
+      if (lane == 0) {
+        shared.latent_scale[slot][column] = __uint_as_float(numbers[i][0]);
+        keep_slack(round, column, __uint_as_float(numbers[i][NUMBERS > 1 ? 1 : 0]),
+                   __uint_as_float(numbers[i][NUMBERS > 1 ? 2 : 0]));
+      }
     }
   }
 

@@ -33,13 +33,14 @@ struct Shared {
   alignas(16) int token[plan::LATER_TOKENS];
   // Best row of each sweeping warp, in a sampled plan the two best: ordered key, position in the
   // shard, and step logit. A round's lie in the slot of its base logits: that slot is filled anew
-  // only when they have been read.
-  alignas(16) int candidate_key[plan::BASE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
-  alignas(16) int candidate_row[plan::BASE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
-  alignas(16) float candidate_logit[plan::BASE_SLOTS][plan::COLUMNS]
+  // only when they have been read. In an exact walk: the best row and the next best key, kept until the
+  // round is concluded.
+  alignas(16) int candidate_key[plan::CANDIDATE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
+  alignas(16) int candidate_row[plan::CANDIDATE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
+  alignas(16) float candidate_logit[plan::CANDIDATE_SLOTS][plan::COLUMNS]
                                    [plan::SAMPLED ? plan::CANDIDATES : 1];
-  // By service warp: words of a race too close for approximate scores.
-  alignas(16) unsigned int race[plan::SCORED ? plan::SERVICE_WARPS : 1][plan::RACE_WORDS];
+  // By service warp: words of a race too close for approximate scores, or for int8 weights.
+  alignas(16) unsigned int race[plan::RACES][plan::RACE_WORDS];
   // This block's rows of the matrices that states and hidden states are multiplied with, in bf16; hidden
   // states of the next steps, and what they add to these rows' sums.
   alignas(16) unsigned short state_weight[plan::UNIT_ROWS * plan::BLOCK_UNITS][plan::STATE];
@@ -80,6 +81,21 @@ struct Shared {
   unsigned int noise_offset;
   // Set when a wait on another block ran out: the rest of the walk no longer waits.
   int abandoned;
+#if WTS_EXACT
+  // What raises a latent's sums to upper bounds; by request, how far below its bound a row of scale 1 may
+  // lie, and the token before the step (Markov) or its latent in bf16 (others).
+  alignas(16) float latent_slack[plan::LATENT_SLOTS][plan::COLUMNS];
+  alignas(16) float margin[plan::GROUPS * plan::COLUMNS];
+  alignas(16) int previous[plan::GROUPS * plan::COLUMNS];
+  alignas(16) unsigned short exact_latent[plan::EXACT_LATENT_SLOTS][plan::COLUMNS][plan::EXACT_LATENT];
+  // The unquantised head, as in ExactSource.
+  alignas(16) const Byte* exact_weight;
+  const Byte* exact_table;
+  float scale_limit[plan::SCALE_LIMITS];
+  float spread, growth, smallest, longest;
+  // What warps that make a latent together tell each other of its length.
+  unsigned int team_squares[plan::SERVICE_WARPS];
+#endif
 };
 
 static_assert(sizeof(Shared) == plan::SHARED_BYTES, "planner and kernel disagree on shared memory");

@@ -272,10 +272,12 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
   const LaneRows rows(warp, lane);
   wait();
   float2 scales[COUNT], bases[COUNT];
-  float latent_scales[BLOCKS];
+  float latent_scales[BLOCKS], slacks[BLOCKS];
 #pragma unroll
-  for (int block = 0; block < BLOCKS; ++block)
+  for (int block = 0; block < BLOCKS; ++block) {
     latent_scales[block] = shared.latent_scale[latent_slot(round)][lane_column(lane, block)];
+    slacks[block] = slack_of(shared, latent_slot(round), lane_column(lane, block));
+  }
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     if (!judged.exists(i)) continue;
@@ -296,9 +298,9 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
     logits[i][0] = logits[i][1] = minus_infinity();
     if (!judged.exists(i)) continue;
     const int(&sum)[4] = sum_of(i / BLOCKS, judged.block(i));
-    const float latent_scale = latent_scales[i % BLOCKS];
-    logits[i][0] = step_sum(sum[0], sum[1], __fmul_rn(scales[i].x, latent_scale), bases[i].x);
-    logits[i][1] = step_sum(sum[2], sum[3], __fmul_rn(scales[i].y, latent_scale), bases[i].y);
+    const float latent_scale = latent_scales[i % BLOCKS], slack = slacks[i % BLOCKS];
+    logits[i][0] = step_sum(sum[0], sum[1], __fmul_rn(scales[i].x, latent_scale), bases[i].x, slack);
+    logits[i][1] = step_sum(sum[2], sum[3], __fmul_rn(scales[i].y, latent_scale), bases[i].y, slack);
     if (plain) {
       logits[i][0] = bases[i].x;
       logits[i][1] = bases[i].y;
@@ -366,7 +368,7 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
 
 __device__ __forceinline__ void post(Shared& shared, int round, int column, int place, int key,
                                      int row, float logit) {
-  const int slot = round_slot(round);
+  const int slot = candidate_slot(round);
   shared.candidate_key[slot][column][place] = key;
   if constexpr (plan::WIDE) shared.candidate_row[slot][column][place] = row;
   if constexpr (plan::SAMPLED) shared.candidate_logit[slot][column][place] = logit;
@@ -380,10 +382,16 @@ __device__ __forceinline__ void post_best(Shared& shared, int warp, int lane, in
 #pragma unroll
     for (int of_block = 0; of_block < BLOCK_REQUESTS; ++of_block) {
       Best best = offers.best[block];
-      if ((lane & 3) % BLOCK_REQUESTS != of_block) best.key = NEVER;
+      const bool other = (lane & 3) % BLOCK_REQUESTS != of_block;
+      if (other) best.key = NEVER;
       const Best winner = warp_best(best);
       if (lane == 0)
         post(shared, round, 4 * block + of_block, warp, winner.key, winner.row, 0.0f);
+#if WTS_EXACT
+      const int next = warp_max(other ? NEVER : best.key == winner.key ? best.second : best.key);
+      if (lane == 0)
+        post(shared, round, 4 * block + of_block, plan::SWEEP_WARPS + warp, next, 0, 0.0f);
+#endif
     }
   }
 }

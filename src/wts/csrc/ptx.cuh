@@ -251,6 +251,13 @@ __device__ __forceinline__ u32 warp_max_unsigned(u32 value) {
   return result;
 }
 
+// The sum of a warp's 32 values, in all lanes.
+__device__ __forceinline__ u32 warp_add(u32 value) {
+  u32 result;
+  asm volatile("redux.sync.add.u32 %0, %1, 0xffffffff;" : "=r"(result) : "r"(value));
+  return result;
+}
+
 // 9.7.9.6: the value of the lane whose number differs in these bits.
 __device__ __forceinline__ int lane_across(int value, int bits) {
   int result;
@@ -324,6 +331,13 @@ __device__ __forceinline__ float at_least(float x, float limit) {
 __device__ __forceinline__ float approximate_reciprocal(float value) {
   float result;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
+  return result;
+}
+
+// Square root, within 2^-22 of it (9.7.3.15).
+__device__ __forceinline__ float approximate_root(float value) {
+  float result;
+  asm("sqrt.approx.ftz.f32 %0, %1;" : "=f"(result) : "f"(value));
   return result;
 }
 

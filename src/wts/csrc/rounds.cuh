@@ -4,6 +4,14 @@
 
 namespace wts {
 
+// What an exact walk reads of the unquantised head; in memory, so that captured graphs find new weights.
+struct ExactSource {
+  const Byte* weight;   // W, [VOCAB or more, RANK] in bf16
+  const Byte* table;    // E, [TABLE_ROWS, RANK] in bf16, of a Markov head
+  float scale_limit[plan::SCALE_LIMITS];    // the largest scale of rows of each code
+  float spread, growth, smallest, longest;  // how a latent's slack is made of it (wts/exact.py)
+};
+
 struct WalkArgs {
   const Byte* tiles;           // packed W, in the order of the plan's instruction
   const float* row_scale;      // [NUM_BLOCKS * ROWS]
@@ -32,6 +40,8 @@ struct WalkArgs {
   u64* trace;
   int num_requests, num_steps;
   u32 timeout_us;
+  const ExactSource* exact;  // of an exact walk: the unquantised head
+  u64* exact_slots;          // [GROUPS * COLUMNS, NUM_BLOCKS], words of undecided blocks
 };
 static_assert(sizeof(WalkArgs) == WTS_ARGS_BYTES, "host and kernel disagree on the arguments");
 
@@ -79,10 +89,23 @@ __device__ __forceinline__ u32 round_slot_parity(int round) {
   return (round / plan::BASE_SLOTS) & 1;
 }
 
+// Where a round's candidates lie.
+__device__ __forceinline__ int candidate_slot(int round) { return round % plan::CANDIDATE_SLOTS; }
+
 // Latents of LATENT_SLOTS rounds are held, those being swept and those to come.
 __device__ __forceinline__ int latent_slot(int round) { return round % plan::LATENT_SLOTS; }
 __device__ __forceinline__ u32 latent_parity(int round) {
   return (round / plan::LATENT_SLOTS) & 1;
+}
+
+// What an exact walk adds to a latent's sums, in levels.
+__device__ __forceinline__ float slack_of([[maybe_unused]] const Shared& shared,
+                                          [[maybe_unused]] int slot, [[maybe_unused]] int column) {
+#if WTS_EXACT
+  return shared.latent_slack[slot][column];
+#else
+  return 0.0f;
+#endif
 }
 
 // ---- which tile, where -------------------------------------------------------------------------

@@ -27,10 +27,12 @@ __device__ __forceinline__ float2 load_base_pair(u32 address) {
 }
 
 // z = base + dot * scale, scale = row scale * latent scale; each operation rounded to fp32, none
-// fused.
-__device__ __forceinline__ float step_sum(int high, int low, float scale, float base) {
+// fused. In an exact walk the dot is raised by `slack`, and z is not below the unquantised head's sum.
+__device__ __forceinline__ float step_sum(int high, int low, float scale, float base, float slack) {
   const int dot = 256 * high + low;  // exact: |dot| < 2^31 for ranks up to 512
-  return __fadd_rn(base, __fmul_rn(__int2float_rn(dot), scale));
+  float level = __int2float_rn(dot);
+  if constexpr (plan::EXACT) level = __fadd_rn(level, slack);
+  return __fadd_rn(base, __fmul_rn(level, scale));
 }
 
 // Two step logits, rounded once to the step's number type and given back as fp32.
@@ -103,18 +105,20 @@ __device__ __forceinline__ float score_of_key(int key) {
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
 // A compact candidate keeps the bf16 key above the inverted row, so that one signed maximum picks
-// the largest key and, among equals, the lowest row. The tag of the exchange fits below.
-constexpr int ROW_BITS = 12;
-constexpr int TAG_BITS = 4;
+// the largest key and, among equals, the lowest row. The tag of the exchange fits below; in an exact walk
+// with a code above it that says how far below its key the row may be (exact.cuh).
+constexpr int ROW_BITS = plan::EXACT ? 11 : 12;
+constexpr int TAG_BITS = plan::EXACT ? 2 : 4;
+constexpr int ROW_SHIFT = 16 - ROW_BITS;
 constexpr int LAST_ROW = (1 << ROW_BITS) - 1;
-static_assert(plan::WIDE || plan::ROWS <= LAST_ROW + 1, "a compact candidate has 12 bits of row");
+static_assert(plan::WIDE || plan::ROWS <= LAST_ROW + 1, "a compact candidate has so few bits of row");
 
 __device__ __forceinline__ int compact_candidate(int key, int inverted_row_shifted) {
   return (key & static_cast<int>(0xffff0000u)) | inverted_row_shifted;
 }
 
 __device__ __forceinline__ int compact_row(u32 candidate) {
-  return LAST_ROW - static_cast<int>((candidate >> TAG_BITS) & LAST_ROW);
+  return LAST_ROW - static_cast<int>((candidate >> ROW_SHIFT) & LAST_ROW);
 }
 
 // The same for two bf16 scores at once: keys of 16 bits that compare as signed numbers.
@@ -128,6 +132,9 @@ struct Best {
   int key = NEVER;
   int row = 0;
   float logit = 0.0f;  // where words are scored
+#if WTS_EXACT
+  int second = NEVER;  // the next best, of this row or another
+#endif
 
   __device__ __forceinline__ void offer(int candidate_key, int candidate_row) {
     if constexpr (plan::WIDE) {
@@ -136,7 +143,7 @@ struct Best {
         row = candidate_row;
       }
     } else {
-      const int inverted = (LAST_ROW - candidate_row) << TAG_BITS;
+      const int inverted = (LAST_ROW - candidate_row) << ROW_SHIFT;
       key = max(key, compact_candidate(candidate_key, inverted));
     }
   }
@@ -144,11 +151,14 @@ struct Best {
   // Two scores in bf16 of consecutive rows, where candidates are compact.
   __device__ __forceinline__ void offer_pair(u32 scores, int first_row, bool present) {
     const u32 keys = ordered_keys_bf16x2(scores);
-    const u32 inverted = static_cast<u32>(LAST_ROW - first_row) << TAG_BITS;
-    const int first = static_cast<int>((keys << 16) + inverted);
-    const int second =
-        static_cast<int>((keys & 0xffff0000u) + (inverted - (1u << TAG_BITS)));
-    key = max(key, present ? max(first, second) : NEVER);
+    const u32 inverted = static_cast<u32>(LAST_ROW - first_row) << ROW_SHIFT;
+    const int even = static_cast<int>((keys << 16) + inverted);
+    const int odd = static_cast<int>((keys & 0xffff0000u) + (inverted - (1u << ROW_SHIFT)));
+    const int larger = present ? max(even, odd) : NEVER;
+#if WTS_EXACT
+    second = max(second, max(min(key, larger), present ? min(even, odd) : NEVER));
+#endif
+    key = max(key, larger);
   }
 };
 

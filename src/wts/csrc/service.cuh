@@ -1,7 +1,7 @@
 // The service warps: each serves the same columns of every group. It stages base logits, publishes
 // the block's best row, waits for the others', and fetches the next latent.
 #pragma once
-#include "latents.cuh"
+#include "exact.cuh"
 #include "sweep.cuh"
 
 namespace wts {
@@ -16,7 +16,7 @@ constexpr u32 NO_CONTENDER = 0xffffffffu;
 // Tokens kept for their latents to be fetched later; one where they are fetched at once.
 constexpr int LATER = plan::LATER_TOKENS;
 
-struct ServiceWarp : LatentWarp {
+struct ServiceWarp : ExactWarp {
   // Rows of the shard inside the vocabulary.
   __device__ __forceinline__ int rows_here() const {
     return min(plan::ROWS, max(0, plan::VOCAB - static_cast<int>(blockIdx.x) * plan::ROWS));
@@ -212,6 +212,7 @@ struct ServiceWarp : LatentWarp {
         atomicAdd(&args.status->clamped_anchors, 1u);
       if (LATER > 1 && lane_index() == 0)
         shared.token[request % LATER] = token[0];
+      keep_token(request, token[0]);
       tell_tokens<1>(served, token);
       if (group < plan::LATENT_SLOTS) send_latents<1>(group, served, token);
     }
@@ -237,13 +238,20 @@ struct ServiceWarp : LatentWarp {
 
   // The best of the candidates that the sweeping warps have offered for one column, in lane 0.
   __device__ __forceinline__ Best block_best(int round, int column) const {
-    const int lane = lane_index(), slot = round_slot(round);
+    const int lane = lane_index(), slot = candidate_slot(round);
     Best best;
     if (lane < plan::CANDIDATES) {
       best.key = shared.candidate_key[slot][column][lane];
       if constexpr (plan::WIDE) best.row = shared.candidate_row[slot][column][lane];
     }
+#if WTS_EXACT
+    const int mine = best.key;
+    best = warp_best(best);
+    best.key |= static_cast<int>(code_of(round, column, mine, best.key) << TAG_BITS);
+    return best;
+#else
     return warp_best(best);
+#endif
   }
 
   // The same in a sampled plan, for as many columns at once as there are lanes for their candidates: true
@@ -253,7 +261,7 @@ struct ServiceWarp : LatentWarp {
     return strided_max<RACES == 1 ? 32 : plan::CANDIDATES, 1>(value);
   }
   __device__ __forceinline__ bool block_races(int round, int first_served, Best& best) const {
-    const int lane = lane_index(), slot = round_slot(round);
+    const int lane = lane_index(), slot = candidate_slot(round);
     const int group = round_group(round), step = round_step(round);
     const int race = RACES == 1 ? 0 : lane / plan::CANDIDATES, at = lane % plan::CANDIDATES;
     const int column = this->column(first_served + race);
@@ -313,8 +321,11 @@ struct ServiceWarp : LatentWarp {
 
   // The token that a column's words agree on. Where approximate scores are too close, every block
   // computes the exact ones of the few rows that may have won, from the step logits in their words.
-  __device__ __forceinline__ int settle(const Gathered& gathered, int group, int column,
-                                        int step) const {
+  __device__ __forceinline__ int settle(const Gathered& gathered, int round, int column) const {
+#if WTS_EXACT
+    return settle_exactly(gathered, round, column);
+#endif
+    const int group = round_group(round), step = round_step(round);
     const int winner = gathered.winner();
     if constexpr (plan::SCORED) {
       int mine = 0, top = NEVER;
@@ -360,6 +371,9 @@ struct ServiceWarp : LatentWarp {
     }
     mark(args, round, PUBLISHED);
     if (row >= 0) prefetch_row(round, row);
+#if WTS_EXACT
+    if (row >= 0) prefetch_weight(row);
+#endif
   }
 
   // Asks L2 for the table row of a row of this shard that may have won.
@@ -400,7 +414,7 @@ struct ServiceWarp : LatentWarp {
     if (leads()) {
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i)
-        target[i] = target_of(settle(gathered[i], group, column(first_served + i), step));
+        target[i] = target_of(settle(gathered[i], round, column(first_served + i)));
       mark(args, round, DECODED);
     }
     if constexpr (TEAM > 1) {
@@ -409,6 +423,9 @@ struct ServiceWarp : LatentWarp {
       target[0] = shared.team_token[team()];
     }
     if (step + 1 < args.num_steps) tell_tokens<TOGETHER>(first_served, target);
+#pragma unroll
+    for (int i = 0; i < TOGETHER; ++i)
+      keep_token(request(group, column(first_served + i)), target[i]);
     if constexpr (LATER > 1) {
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i)

@@ -30,6 +30,16 @@ __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
   shared.sequence = args.status->sequence;
   if constexpr (plan::SAMPLED) shared.noise_offset = static_cast<u32>(*args.noise_offset);
   shared.abandoned = 0;
+#if WTS_EXACT
+  shared.exact_weight = args.exact->weight;
+  shared.exact_table = args.exact->table;
+  for (int code = 0; code < plan::SCALE_LIMITS; ++code)
+    shared.scale_limit[code] = args.exact->scale_limit[code];
+  shared.spread = args.exact->spread;
+  shared.growth = args.exact->growth;
+  shared.smallest = args.exact->smallest;
+  shared.longest = args.exact->longest;
+#endif
   fence_barrier_init();
 }
 

@@ -1,0 +1,335 @@
+// The exact walk: int8 sums only tell which rows may have the best logit of the unquantised head; where
+// these are several, their exact logits decide, of weights in memory (numerics.md, docs/exact.md).
+//   Candidates are upper bounds X+ >= X of exact logits X. How far X may lie below its X+ depends on the
+// row's scale: a margin. A block is decided if every other row's X+ is below what its best row has at
+// least; its word then says the margin, by a code, and so bounds the winner from below. What is not under
+// that bound contends. One contender, decided: the winner. Several: every block computes the exact logits
+// of the decided ones, so that nothing more is exchanged; an undecided one's block finds its own best row
+// and says it in a second word, for which the others wait.
+#pragma once
+#include "latents.cuh"
+
+namespace wts {
+
+#if WTS_EXACT
+
+static_assert(!plan::WIDE && STEP_TYPE == Number::BF16, "exact walks compare bf16 logits in short words");
+static_assert(plan::CANDIDATES <= 32, "a lane for each candidate");
+
+// Below its bound a logit may lie by half a place of bf16 (2^-8 and a little; near 0 the smallest normal
+// number), and by the margin.
+constexpr float HALF_PLACE = 0.00397f, LEAST_PLACE = 1.17549435e-38f;
+constexpr float LARGEST_DECIDED = 3.3e38f;  // above, and at infinity and NaN, a bound says nothing
+
+// The code of a word: of its row's margin, as in the low bits of the row's scale, or that its block is
+// undecided. In a list of contenders a bit says the latter.
+constexpr u32 CODE_MASK = 7;
+constexpr u32 UNDECIDED = CODE_MASK;
+static_assert(plan::SCALE_LIMITS == UNDECIDED && TAG_BITS + 3 == ROW_SHIFT, "three bits of code");
+__device__ __forceinline__ u32 word_code(ExchangeWord word) {
+  return static_cast<u32>(word) >> TAG_BITS & CODE_MASK;
+}
+constexpr u32 BLOCK_NOT_TOKEN = 1u << 31;
+
+__device__ __forceinline__ int key_part(int candidate) {
+  return candidate & static_cast<int>(0xffff0000u);
+}
+
+// The bf16 number of a candidate's key, and the key of a number rounded to bf16.
+__device__ __forceinline__ float key_value(int key) {
+  return __int_as_float(key_part(key) ^ ((key >> 31) & 0x7fff0000));
+}
+__device__ __forceinline__ int key_of(float value) {
+  const int bits = static_cast<int>(plus_zero_bf16x2(round_bf16x2(0.0f, value)) & 0xffff0000u);
+  return bits ^ ((bits >> 31) & 0x7fff0000);
+}
+
+// What the row of a key, a finite one, has at least: a key. The margin is of rows of scale 1.
+__device__ __forceinline__ int least_key(int key, float scale, float margin) {
+  const float value = key_value(key);
+  const float below = fmaf(fabsf(value), HALF_PLACE, fmaf(scale, margin, LEAST_PLACE));
+  return key_of(__fadd_rn(value, -below));
+}
+
+struct ExactWarp : LatentWarp {
+  static constexpr int TURNS = (plan::RANK + 255) / 256;  // of eight elements a lane
+  // Rows whose exact logits are computed together, each for the lanes of its share of the warp.
+  static constexpr int AT_ONCE = TURNS > 1 ? 2 : 4, SHARE = 32 / AT_ONCE;
+  __device__ __forceinline__ static int share() { return lane_index() / SHARE; }
+
+  // The best exact logit that a lane has seen: the largest key, then the lowest token.
+  struct Found {
+    int key = NEVER;
+    int token = 0;
+
+    __device__ __forceinline__ void offer(int other_key, int other_token) {
+      if (other_key < key || (other_key == key && other_token >= token)) return;
+      key = other_key;
+      token = other_token;
+    }
+
+    // The best of all lanes, in all of them.
+    __device__ __forceinline__ Found of_warp() const {
+      Found best;
+      best.key = warp_max(key);
+      best.token = -warp_max(key == best.key ? -token : -plan::VOCAB);
+      return best;
+    }
+  };
+
+  // The code of a block's word: undecided where another row is too close to the best one, or its bound says
+  // nothing. A lane has one of the candidates of its column.
+  __device__ __forceinline__ u32 code_of(int round, int column, int mine, int best) const {
+    const int request = this->request(round_group(round), column);
+    const float scale = shared.row_scale[compact_row(static_cast<u32>(best))];
+    const int least = least_key(best, scale, shared.margin[request]);
+    const bool rival = mine != best && key_part(mine) >= least;
+    const bool bounded = fabsf(key_value(best)) < LARGEST_DECIDED;
+    const bool open = __any_sync(0xffffffffu, rival) || !bounded;
+    return open && request < args.num_requests ? UNDECIDED : __float_as_uint(scale) & CODE_MASK;
+  }
+
+  // What the winner has at least, by the word of a decided block.
+  __device__ __forceinline__ int least_of(ExchangeWord word, float margin) const {
+    const u32 code = min(word_code(word), static_cast<u32>(plan::SCALE_LIMITS - 1));
+    return least_key(word_key(word), shared.scale_limit[code], margin);
+  }
+
+  // Asks L2 for a row's exact weights.
+  __device__ __forceinline__ void prefetch_weight(int row) const {
+    const int token = min(static_cast<int>(blockIdx.x) * plan::ROWS + row, plan::VOCAB - 1);
+    prefetch_l2(weight_row(token), 2 * plan::RANK);
+  }
+  __device__ __forceinline__ const Byte* weight_row(int token) const {
+    return shared.exact_weight + static_cast<long long>(token) * (2 * plan::RANK);
+  }
+
+  // Eight elements of a request's latent before the step, in bf16.
+  __device__ __forceinline__ void load_latent(u32 (&of_latent)[4], int round, int column,
+                                              int first) const {
+    if constexpr (HEAD == Head::MARKOV) {
+      const long long row = shared.previous[request(round_group(round), column)];
+      load_global_16(of_latent, shared.exact_table + (row * plan::RANK + first) * 2);
+    } else {
+      load_shared_16(of_latent,
+                     shared_address(shared.exact_latent[round % plan::EXACT_LATENT_SLOTS][column]) +
+                         first * 2);
+    }
+  }
+
+  __device__ __forceinline__ static bool owned(int start) {
+    return plan::RANK % 256 == 0 || start < plan::RANK;
+  }
+
+  // The key of the exact logit of a share's token, which is in the vocabulary: R(base + R(W . latent)),
+  // summed as lane_products sums.
+  __device__ __forceinline__ int exact_key(int round, int column, int token) const {
+    const int lane = lane_index(), step = round_step(round);
+    const long long at = request(round_group(round), column) * args.base_request_stride +
+                         step * args.base_step_stride + token;
+    const float base = bf16_value(load_global_2(args.base + at * BASE_BYTES));
+    u32 of_latent[TURNS][4], of_row[AT_ONCE][TURNS][4];
+#pragma unroll
+    for (int turn = 0; turn < TURNS; ++turn) {
+      const int start = (turn * 32 + lane) * 8;
+      if (owned(start)) load_latent(of_latent[turn], round, column, start);
+    }
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      const Byte* row = weight_row(__shfl_sync(0xffffffffu, token, i * SHARE));
+#pragma unroll
+      for (int turn = 0; turn < TURNS; ++turn) {
+        const int start = (turn * 32 + lane) * 8;
+        if (owned(start)) load_global_16(of_row[i][turn], row + start * 2);
+      }
+    }
+    float bias[AT_ONCE];
+#pragma unroll
+    for (int i = 0; i < AT_ONCE; ++i) {
+      float sums[4] = {};
+#pragma unroll
+      for (int turn = 0; turn < TURNS; ++turn) {
+        if (!owned((turn * 32 + lane) * 8)) continue;
+#pragma unroll
+        for (int j = 0; j < 8; ++j)
+          sums[j % 4] = fmaf(bf16_of_pair(of_row[i][turn][j / 2], j),
+                             bf16_of_pair(of_latent[turn][j / 2], j), sums[j % 4]);
+      }
+      bias[i] = add_sums(sums);
+    }
+    __syncwarp();
+    // The tree over lanes, in which a lane keeps half of its rows until one is left: its share's.
+    int rows = AT_ONCE;
+#pragma unroll
+    for (int bit = 16; bit > 0; bit /= 2) {
+      const bool keeps_upper = (lane & bit) != 0 && rows > 1;
+      rows = max(rows / 2, 1);
+#pragma unroll
+      for (int i = 0; i < rows; ++i) {
+        const int other = bit >= SHARE ? i + rows : i;
+        const float kept = keeps_upper ? bias[other] : bias[i];
+        const float sent = keeps_upper ? bias[i] : bias[other];
+        bias[i] = __fadd_rn(kept, __int_as_float(lane_across(__float_as_int(sent), bit)));
+      }
+    }
+    // The first token of a Domino head is decided by the base logits alone.
+    const bool plain = HEAD == Head::DOMINO && step == 0;
+    return key_of(plain ? base : __fadd_rn(base, rounded(bias[0])));
+  }
+
+  __device__ __forceinline__ u64* exact_slots(int request) const {
+    return args.exact_slots + static_cast<long long>(request) * plan::NUM_BLOCKS;
+  }
+
+  // Rows of a sweeping warp: of its own pairs of tiles, then, where their number is odd, of the pair that it
+  // has one tile of.
+  static constexpr int OWN_ROWS = WHOLE_TILES * 16;
+  static constexpr int WARP_ROWS = OWN_ROWS + (plan::WARP_TILES % 2) * 32;
+  __device__ __forceinline__ static int warp_row(int warp, int at) {
+    if (at < OWN_ROWS) return warp * OWN_ROWS + at;
+    return plan::SWEEP_WARPS * OWN_ROWS + (warp >> 1) * 32 + at - OWN_ROWS;
+  }
+
+  // Finds this block's best row by exact logits, among those whose bound is not below `least`, and
+  // publishes it. A warp of which two rows may have won has all its rows computed: more are not known.
+  __device__ __forceinline__ void publish_exact(int round, int column, int least) const {
+    const int lane = lane_index(), first = static_cast<int>(blockIdx.x) * plan::ROWS;
+    int candidate = NEVER;
+    if (lane < plan::CANDIDATES)
+      candidate = shared.candidate_key[candidate_slot(round)][column][lane];
+    const u32 close =
+        __ballot_sync(0xffffffffu, candidate != NEVER && key_part(candidate) >= least);
+    u32 crowded = close >> plan::SWEEP_WARPS;
+    u32 alone = close & ~crowded & ((1u << plan::SWEEP_WARPS) - 1);
+    const u32 computed = __popc(alone) + __popc(crowded) * WARP_ROWS;
+    Found best;
+    int at = 0;
+#pragma unroll 1
+    while ((alone | crowded) != 0) {
+      int warp = __ffs(static_cast<int>(alone != 0 ? alone : crowded)) - 1;
+      int row = warp_row(warp, at + share());
+      if (alone != 0) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) {
+          if (i == share() && alone != 0) warp = __ffs(static_cast<int>(alone)) - 1;
+          alone &= alone - 1;
+        }
+        row = compact_row(static_cast<u32>(__shfl_sync(0xffffffffu, candidate, warp)));
+      } else if ((at += AT_ONCE) == WARP_ROWS) {
+        at = 0;
+        crowded &= crowded - 1;
+      }
+      const int token = min(first + row, plan::VOCAB - 1);
+      best.offer(exact_key(round, column, token), token);
+    }
+    best = best.of_warp();
+    if (lane != 0) return;
+    const u32 row = static_cast<u32>(max(best.token - first, 0));
+    const u32 low = (static_cast<u32>(best.key) & 0xffff0000u) | row;
+    const u64 word = static_cast<u64>(sequence_of(round_step(round))) << 32 | low;
+    store_relaxed(exact_slots(request(round_group(round), column)) + blockIdx.x, word);
+    atomicAdd(&args.status->rescored_rows, computed);
+  }
+
+  // The best row of an undecided block, which that block publishes; of no block where there is none.
+  __device__ __forceinline__ void await_exact(int round, int column, int block, Found& best) const {
+    const u64* slot = exact_slots(request(round_group(round), column)) + max(block, 0);
+    const u32 sequence = sequence_of(round_step(round));
+    u64 word = 0;
+#pragma unroll 1
+    for (u32 poll = 1;; ++poll) {
+      word = load_relaxed(slot);
+      const bool missing = block >= 0 && static_cast<u32>(word >> 32) != sequence;
+      if (!__any_sync(0xffffffffu, missing)) break;
+      if ((poll & 15u) == 0 && __any_sync(0xffffffffu, is_abandoned(shared))) break;
+      if ((poll & 255u) == 0 && out_of_time(args, shared, poll))
+        report_timeout(args.status, &shared.abandoned, warp_max(missing ? block : 0),
+                       round_step(round));
+    }
+    const u32 low = static_cast<u32>(word);
+    if (block >= 0)
+      best.offer(key_part(static_cast<int>(low)),
+                 min(block * plan::ROWS + static_cast<int>(low & 0xffffu), plan::VOCAB - 1));
+  }
+
+  // The token that all blocks' words of a column agree on.
+  __device__ __forceinline__ int settle_exactly(const Gathered& gathered, int round, int column) const {
+    const int request = this->request(round_group(round), column);
+    const float margin = shared.margin[request];
+    ExchangeWord mine;
+    const int first = static_cast<int>(gathered.best_block(mine));
+    const ExchangeWord word =
+        static_cast<u32>(__shfl_sync(0xffffffffu, static_cast<int>(mine), lane_of(first)));
+    const int bound = least_of(word, margin);
+    bool rival = false;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i)
+      rival |= word_key(gathered.words[i]) >= bound && block_of(lane_index(), i) != first;
+    const bool decided = word_code(word) != UNDECIDED && !__any_sync(0xffffffffu, rival);
+    if (decided || request >= args.num_requests) return Gathered::token_of(word, first);
+    return rescore(gathered, margin, round, column);
+  }
+
+  // The same where several may have won. Through shared memory and rolled up, because registers are few.
+  __device__ __forceinline__ int rescore(const Gathered& gathered, float margin, int round,
+                                         int column) const {
+    const int lane = lane_index();
+    u32* list = shared.race[service()];
+    int least = NEVER;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i) {
+      const ExchangeWord word = gathered.words[i];
+      if (word_code(word) != UNDECIDED && word_key(word) != NEVER)
+        least = max(least, least_of(word, margin));
+    }
+    least = warp_max(least);
+    int contenders = 0, undecided_ones = 0;
+    bool own = false;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i) {
+      const ExchangeWord word = gathered.words[i];
+      const int block = block_of(lane, i);
+      const bool in = block < plan::NUM_BLOCKS && word_key(word) >= least;
+      const bool undecided = in && word_code(word) == UNDECIDED;
+      const u32 lanes = __ballot_sync(0xffffffffu, in);
+      if (in)
+        list[contenders + __popc(lanes & ((1u << lane) - 1))] =
+            undecided ? BLOCK_NOT_TOKEN | static_cast<u32>(block)
+                      : static_cast<u32>(Gathered::token_of(word, block));
+      own |= undecided && block == static_cast<int>(blockIdx.x);
+      contenders += __popc(lanes);
+      undecided_ones += __popc(__ballot_sync(0xffffffffu, undecided));
+    }
+    __syncwarp();
+    if (__any_sync(0xffffffffu, own)) publish_exact(round, column, least);
+    Found best;
+#pragma unroll 1
+    for (int at = 0; at < contenders && undecided_ones < contenders; at += AT_ONCE) {
+      const u32 entry = list[min(at + share(), contenders - 1)];
+      const bool decided = (entry & BLOCK_NOT_TOKEN) == 0;
+      const int token = decided ? static_cast<int>(entry) : 0;
+      const int key = exact_key(round, column, token);
+      if (decided) best.offer(key, token);
+    }
+#pragma unroll 1
+    for (int at = 0; at < contenders && undecided_ones > 0; at += 32) {
+      const u32 entry = list[min(at + lane, contenders - 1)];
+      const bool undecided = (entry & BLOCK_NOT_TOKEN) != 0;
+      await_exact(round, column, undecided ? static_cast<int>(entry & ~BLOCK_NOT_TOKEN) : -1, best);
+    }
+    best = best.of_warp();  // and the list is read
+    if (blockIdx.x == 0 && lane == 0) {
+      atomicAdd(&args.status->rescored_steps, 1u);
+      atomicAdd(&args.status->rescored_rows, static_cast<u32>(contenders - undecided_ones));
+    }
+    return best.token;
+  }
+};
+
+#else
+
+using ExactWarp = LatentWarp;
+
+#endif
+
+}  // namespace wts

@@ -1,0 +1,270 @@
+"""The kernel's exact walk, executed on the CPU, equals the emulator bit for bit.
+
+Few rows or many may have won by their int8 bounds: in one warp, in one block, in several, or all of
+them; every one of the paths that decide is taken. An int8 walk of the same head has other tokens.
+"""
+
+from __future__ import annotations
+
+import math
+import shutil
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+import test_cells_on_cpu as cells
+from simulator import Simulator
+from test_kernel_on_cpu import WHOLE
+from wts.cells import lane_product
+from wts.device import gpu_spec
+from wts.domino import DominoHead
+from wts.heads import MarkovHead
+from wts.plan import ResidencyPlan
+from wts.planner import plan_residency
+from wts.recurrent import GatedHead, RnnHead
+from wts.walk import Walker
+
+pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+
+TURNS = 20_000_000
+
+
+def plan_of(
+    head: MarkovHead, *, batch: int = 1, blocks: int = 1, shared_bytes: int = WHOLE
+) -> ResidencyPlan:
+    gpu = replace(gpu_spec("h200").with_blocks(blocks), shared_bytes_per_block=shared_bytes)
+    return plan_residency(head, gpu, batch=batch, steps=32, exact=True)
+
+
+def head_of(vocab: int, rank: int, seed: int, *, bias: float = 1.0) -> MarkovHead:
+    """Noise with no favoured successor: near-ties are many."""
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(vocab, rank, generator=generator)
+    rows = torch.randn(vocab, rank, generator=generator) * (bias / math.sqrt(rank))
+    return MarkovHead(table=table.bfloat16(), projection=rows.bfloat16())
+
+
+def inputs(
+    head: MarkovHead, batch: int, steps: int, seed: int, *, deviation: float, padding: int = 0
+) -> tuple[torch.Tensor, torch.Tensor]:
+    generator = torch.Generator().manual_seed(seed)
+    base = torch.randn(batch, steps, head.vocab + padding, generator=generator) * deviation
+    anchor = torch.randint(0, head.table_rows, (batch,), generator=generator)
+    anchor[-1] = -1
+    first = padding // 2
+    return base.bfloat16()[:, :, first : first + head.vocab], anchor
+
+
+def check(
+    head: MarkovHead,
+    plan: ResidencyPlan,
+    base: torch.Tensor,
+    anchor: torch.Tensor,
+    *,
+    seed: int = 0,
+) -> tuple[int, int]:
+    """Simulator and emulator agree; steps and rows that were computed exactly."""
+    simulator = Simulator(head, plan)
+    tokens = simulator(base, anchor, seed=seed, most_turns=TURNS)
+    assert torch.equal(tokens, Walker(head, plan, backend="emulator")(base, anchor))
+    sequence, error, _, _, _, steps, rows, _ = simulator.status.tolist()
+    assert (sequence, error) == (2 + base.shape[1], 0)
+    return steps, rows
+
+
+@pytest.mark.parametrize(
+    ("vocab", "rank", "blocks", "batch", "shared_bytes"),
+    [
+        pytest.param(1, 64, 1, 1, WHOLE, id="one row"),
+        pytest.param(700, 256, 1, 1, WHOLE, id="one block"),
+        pytest.param(700, 256, 3, 1, WHOLE, id="one request"),
+        pytest.param(1100, 128, 2, 2, WHOLE, id="two requests"),
+        pytest.param(1100, 256, 3, 4, WHOLE, id="four requests"),
+        pytest.param(500, 512, 3, 3, WHOLE, id="long latents"),
+        pytest.param(500, 128, 3, 8, WHOLE, id="a warpgroup's requests"),
+        pytest.param(1150, 256, 1, 7, WHOLE, id="warpgroups, odd tiles"),
+        pytest.param(500, 64, 2, 9, WHOLE, id="two groups"),
+        pytest.param(500, 64, 2, 23, WHOLE, id="three groups"),
+        pytest.param(333, 64, 3, 64, WHOLE, id="eight groups"),
+        pytest.param(1500, 256, 1, 1, 80_000, id="streamed"),
+        pytest.param(1500, 256, 1, 5, 120_000, id="streamed, groups"),
+        pytest.param(1500, 256, 1, 8, 186_000, id="warpgroups stream"),
+    ],
+)
+def test_plans(vocab: int, rank: int, blocks: int, batch: int, shared_bytes: int) -> None:
+    head = head_of(vocab, rank, vocab)
+    plan = plan_of(head, batch=batch, blocks=blocks, shared_bytes=shared_bytes)
+    assert (plan.streamed_fragments > 0) == (shared_bytes < WHOLE)
+    for more, deviation in enumerate((0.5, 4.0)):
+        walked = max(1, batch - more)
+        base, anchor = inputs(head, walked, 2, more, deviation=deviation, padding=3)
+        steps, rows = check(head, plan, base, anchor, seed=more)
+        assert steps <= rows
+        assert steps <= 2 * walked
+
+
+def test_what_is_decided_costs_nothing() -> None:
+    head = head_of(700, 64, 3, bias=0.01)
+    base, anchor = inputs(head, 2, 4, 1, deviation=0.1)
+    base.scatter_(2, torch.tensor([5, 600, 299, 0]).expand(2, 4)[..., None], 9.0)
+    assert check(head, plan_of(head, batch=2, blocks=3), base, anchor) == (0, 0)
+
+
+class TestContenders:
+    """Rows of very different scales, whose base logits make their exact logits nearly equal.
+
+    So an int8 logit's error, which grows with the row's scale, often puts another row in front.
+    """
+
+    VOCAB, RANK, BLOCKS = 600, 64, 3
+
+    def head(self, seed: int) -> MarkovHead:
+        generator = torch.Generator().manual_seed(seed)
+        scale = torch.exp(1.5 * torch.randn(self.VOCAB, 1, generator=generator)) / 8
+        rows = scale * torch.randn(self.VOCAB, self.RANK, generator=generator)
+        table = torch.randn(self.VOCAB, self.RANK, generator=generator)
+        return MarkovHead(table=table.bfloat16(), projection=rows.bfloat16())
+
+    def levelled(
+        self, head: MarkovHead, chosen: list[int], batch: int, seed: int
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """One step's inputs: the chosen rows' logits are a few places of bf16 apart, near 4."""
+        generator = torch.Generator().manual_seed(seed)
+        anchor = torch.randint(0, self.VOCAB, (batch,), generator=generator)
+        bias = lane_product(head.projection[chosen], head.table[anchor])
+        places = torch.randint(0, 4, bias.shape, generator=generator)
+        base = torch.full((batch, 1, self.VOCAB), -1000.0)
+        base[:, 0, chosen] = 4.0 + places * 2.0**-5 - bias
+        return base.bfloat16(), anchor
+
+    @pytest.mark.parametrize("batch", [1, 4, 8])
+    @pytest.mark.parametrize("where", ["one warp", "one block", "blocks", "two of each", "all"])
+    def test_of_every_kind(self, where: str, batch: int) -> None:
+        plan = plan_of(self.head(0), batch=batch, blocks=self.BLOCKS)
+        rows, own = plan.rows, plan.rows // plan.sweep_warps // 32 * 32
+        assert plan.num_blocks == self.BLOCKS
+        chosen = {
+            "one warp": [rows + 1, rows + 2, rows + 17, rows + 30],
+            "one block": [rows + own * warp + 5 for warp in range(4)],
+            "blocks": [3, rows + 7, 2 * rows + 11],
+            "two of each": [3, own + 3, rows + 7, rows + own + 9, 2 * rows, 2 * rows + 1],
+            "all": list(range(self.VOCAB)),
+        }[where]
+        for seed in range(1 if where == "all" else 3):
+            head = self.head(seed)
+            base, anchor = self.levelled(head, chosen, batch, seed)
+            _, computed = check(head, plan, base, anchor)
+            assert computed >= (len(chosen) if where == "all" else 1)
+
+    def test_int8_walks_of_them_have_other_tokens(self) -> None:
+        head = self.head(0)
+        plan = plan_of(head, batch=8, blocks=self.BLOCKS)
+        exact = Walker(head, plan, backend="emulator")
+        int8 = Walker(head, replace(plan, exact=False), backend="emulator")
+        turned = 0
+        for seed in range(5):
+            inputs = self.levelled(head, [3, 200, 300, 550], 8, seed)
+            turned += int((int8(*inputs) != exact(*inputs)).sum())
+        assert turned > 0
+
+    def test_identical_rows_give_the_lowest(self) -> None:
+        head = MarkovHead(
+            table=torch.ones(600, 64).bfloat16(), projection=torch.ones(600, 64).bfloat16()
+        )
+        plan = plan_of(head, blocks=3)
+        base = torch.zeros(1, 2, 600, dtype=torch.bfloat16)
+        base[0, 1, :350] = -1.0
+        tokens = Simulator(head, plan)(base, torch.tensor([5]), most_turns=TURNS)
+        assert tokens.tolist() == [[0, 350]]
+
+    def test_rows_out_of_the_vocabulary_never_win(self) -> None:
+        head = MarkovHead.random(vocab=65, rank=64, seed=1)
+        base = torch.full((1, 2, 65), -math.inf).bfloat16()
+        base[0, 1, 64] = -5.0
+        tokens = Simulator(head, plan_of(head))(base, torch.tensor([5]), most_turns=TURNS)
+        assert tokens.tolist() == [[0, 64]]
+
+
+@pytest.mark.parametrize("kind", [GatedHead, RnnHead, DominoHead])
+@pytest.mark.parametrize(
+    ("vocab", "rank", "blocks", "batch"),
+    [
+        pytest.param(700, 256, 2, 1, id="one request"),
+        pytest.param(500, 128, 3, 2, id="two requests"),
+        pytest.param(500, 128, 3, 7, id="a warpgroup's requests"),
+        pytest.param(300, 64, 2, 16, id="two groups"),
+        pytest.param(300, 64, 2, 30, id="four groups, latents fetched later"),
+    ],
+)
+def test_heads_that_read_hidden_states(
+    kind: Any, vocab: int, rank: int, blocks: int, batch: int
+) -> None:
+    """Rows are few copies, nearly, so that steps are close at any latent."""
+    drawn = cells.head_of(kind, vocab, rank)
+    generator = torch.Generator().manual_seed(vocab)
+    same = drawn.projection[torch.arange(vocab) % (vocab // 3)].float()
+    same += 1e-3 * torch.randn(vocab, rank, generator=generator)
+    head = replace(drawn, projection=same.bfloat16())
+    gpu = gpu_spec("h200").with_blocks(blocks)
+    plan = plan_residency(head, gpu, batch=batch, steps=32, exact=True)
+    simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
+    base, anchor, hidden = cells.inputs(head, batch, 4, 1)
+    base = base * 0.25
+    tokens = simulator(base, anchor, hidden=hidden, seed=batch, most_turns=TURNS)
+    assert torch.equal(tokens, walker(base, anchor, hidden=hidden))
+    assert simulator.status.tolist()[5] > 0
+
+
+HEAD = head_of(300, 64, 3)
+PLAN = plan_of(HEAD, batch=4, blocks=3)
+
+
+@given(st.integers(0, 1 << 30), st.sampled_from(["base", "rows", "latents"]))
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_nan_and_infinity(seed: int, where: str) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    special = torch.tensor([math.nan, math.inf, -math.inf, 0.0, -0.0]).bfloat16()
+
+    def spoiled(tensor: torch.Tensor, share: float) -> torch.Tensor:
+        chosen = special[torch.randint(0, 5, tensor.shape, generator=generator)]
+        return torch.where(torch.rand(tensor.shape, generator=generator) < share, chosen, tensor)
+
+    base, anchor = inputs(HEAD, 4, 3, seed, deviation=1.0)
+    table, projection = HEAD.table, HEAD.projection
+    if where == "base":
+        base = torch.stack(
+            [spoiled(b, share) for b, share in zip(base[:3], (0.01, 0.5, 1.0), strict=True)]
+        )
+        base = torch.cat([base, torch.full_like(base[:1], -math.inf)])
+    elif where == "rows":
+        projection = spoiled(projection, 0.001)
+    else:
+        table = spoiled(table, 0.003)
+    head = MarkovHead(table=table, projection=projection)
+    check(head, PLAN, base, anchor, seed=seed)
+
+
+@given(st.integers(0, 1 << 30), st.integers(1, 4), st.integers(0, 9))
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+def test_any_schedule_and_layout(seed: int, batch: int, padding: int) -> None:
+    """One workspace, walk after walk: second words of earlier exchanges are nobody's."""
+    simulator = Simulator(HEAD, PLAN, sequence=seed % 50 + 2)
+    walker = Walker(HEAD, PLAN, backend="emulator")
+    for more in range(2):
+        base, anchor = inputs(HEAD, batch, 5, seed + more, deviation=1.0, padding=padding)
+        tokens = simulator(base, anchor, seed=seed, most_turns=TURNS)
+        assert torch.equal(tokens, walker(base, anchor))
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-20, 1e-10, 1e10, 1e30])
+def test_weights_of_any_size(scale: float) -> None:
+    head = MarkovHead(table=HEAD.table * scale, projection=HEAD.projection)
+    other = MarkovHead(table=HEAD.table, projection=HEAD.projection * scale)
+    tiny = MarkovHead(table=HEAD.table * scale, projection=HEAD.projection * scale)
+    base, anchor = inputs(HEAD, 2, 2, 1, deviation=0.0)
+    for one in (head, other, tiny):
+        check(one, PLAN, base, anchor)
