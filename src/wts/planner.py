@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 from wts.device import GpuSpec, gpu_spec
 from wts.errors import PlanError
-from wts.numbers import HEAD_KINDS, NUMBER_TYPES, RANKS, HeadKind, NumberType
+from wts.numbers import (
+    HEAD_KINDS,
+    NUMBER_TYPES,
+    RANKS,
+    WEIGHT_TYPES,
+    HeadKind,
+    NumberType,
+    WeightType,
+)
 from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, TILES_JUDGED, Instruction, ResidencyPlan
 
 if TYPE_CHECKING:
@@ -57,6 +65,7 @@ class Choice:
         registers: of a sweeping and of a service thread; 8 and 4 warps of them make up what a block
             of 384 threads is launched with. 64-bit words and many columns want more of the second.
         together: columns whose exchange a service warp waits for at once.
+        operands: slabs of a latent that a lane holds at once (mma); 0: all.
     """
 
     instruction: Instruction
@@ -66,6 +75,7 @@ class Choice:
     live: int
     registers: tuple[int, int]
     together: int = 1
+    operands: int = 0
 
 
 _CHOICES = {
@@ -157,6 +167,33 @@ _CHOICES = {
     ),
     "sampled, two groups, streaming": (Choice("wgmma", 8, 18, 0, 2, (208, 88)),),
 }
+# bf16 weights, the most columns first. Lone warps multiply for up to eight requests.
+_BF16_CHOICES = {
+    "greedy": (
+        Choice("mma", 8, 30, 4, 5, (216, 72), 2),
+        Choice("mma", 4, 36, 4, 5, (224, 56)),
+        Choice("mma", 2, 38, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 4, 5, (224, 56)),
+    ),
+    "greedy, streaming": (
+        Choice("mma", 8, 30, 4, 5, (216, 72), 2),
+        Choice("mma", 4, 36, 4, 5, (224, 56)),
+        Choice("mma", 2, 38, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 4, 5, (224, 56)),
+    ),
+    "sampled": (
+        Choice("mma", 8, 20, 4, 5, (208, 88)),
+        Choice("mma", 4, 26, 4, 5, (208, 88)),
+        Choice("mma", 2, 28, 4, 5, (208, 88)),
+        Choice("mma", 1, 30, 4, 5, (208, 88)),
+    ),
+    "sampled, streaming": (
+        Choice("mma", 8, 20, 4, 5, (208, 88)),
+        Choice("mma", 4, 26, 4, 5, (208, 88)),
+        Choice("mma", 2, 28, 4, 5, (208, 88)),
+        Choice("mma", 1, 30, 4, 5, (208, 88)),
+    ),
+}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -192,6 +229,7 @@ def plan_residency(
     steps: int = 16,
     sampled: bool = False,
     base_type: NumberType = "bf16",
+    weights: WeightType = "int8",
 ) -> ResidencyPlan:
     """Decide where each tile of a head lives for the whole walk.
 
@@ -202,6 +240,8 @@ def plan_residency(
         steps: most steps of a walk, 1 to 32.
         sampled: whether rows may have a temperature above 0; greedy plans exchange smaller words.
         base_type: number type of the base logits: "bf16", "fp16" or "fp32".
+        weights: "int8": rows of the projection are quantised, so that twice as many stay on chip;
+            "bf16": they are the head's own, which are then bf16, as its table is.
 
     Returns:
         The plan; `print(plan)` shows its byte ledger.
@@ -263,7 +303,17 @@ def plan_residency(
                 fix="name one of them",
             )
 
-    unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type)
+    if weights not in WEIGHT_TYPES:
+        raise PlanError.mismatch(
+            "weights",
+            wanted=f"one of {', '.join(WEIGHT_TYPES)}",
+            found=repr(weights),
+            fix="name one of them",
+        )
+    if weights == "bf16":
+        _check_bf16(head, shape, spec)
+
+    unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type, weights)
     widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch
     plan = _first_that_fits(unplaced, widest)
     if plan.shared_bytes > plan.shared_limit:
@@ -282,12 +332,35 @@ def plan_residency(
     return plan
 
 
+def _check_bf16(head: Head | Shape, shape: Shape, spec: GpuSpec) -> None:
+    """Refuse bf16 weights for a head of other numbers, or on a GPU that they have no kernel for."""
+    projection = None if isinstance(head, Shape) else str(head.projection.dtype)
+    found = "bf16" if projection in (None, "torch.bfloat16") else projection
+    if (found, shape.table_type) != ("bf16", "bf16"):
+        raise PlanError.mismatch(
+            "weights",
+            wanted="int8 for a head whose projection or table is not bf16",
+            found=f"bf16, a projection in {found} and a table in {shape.table_type}",
+            fix="convert the head to bf16, or plan with weights='int8'",
+        )
+    if not spec.is_hopper:
+        raise PlanError.mismatch(
+            "weights",
+            wanted=f"int8 on {spec.name} ({spec.arch})",
+            found="bf16",
+            fix="plan with weights='int8', or for a Hopper GPU",
+        )
+
+
 def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choice]:
     """Choices for a plan, the best first: most columns, then those for its kind."""
     how = "sampled" if plan.sampled else "greedy"
     groups = {1: "one group", 2: "two groups"}.get(-(-plan.batch // widest), "groups")
     special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
     end = ", streaming" if streaming else ""
+    if not plan.quantised:
+        every = _BF16_CHOICES[how + end]
+        return [choice for choice in every if choice.columns <= widest]
     every = [
         *_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
         *(_CHOICES.get(f"{how}, state{end}", ()) if plan.state else ()),
@@ -327,6 +400,7 @@ def _unplaced(
     steps: int,
     sampled: bool,
     base_type: NumberType,
+    weights: WeightType,
 ) -> ResidencyPlan:
     """What a plan is before anything is chosen: which rows a block and a warp own."""
     tiles = 2 * -(-shape.vocab // PAIR_ROWS)
@@ -343,6 +417,7 @@ def _unplaced(
         rank=shape.rank,
         table_rows=shape.table_rows if shape.table_rows is not None else shape.vocab,
         mapped=shape.mapped,
+        weights=weights,
         batch=batch,
         steps=steps,
         sampled=sampled,
@@ -362,6 +437,7 @@ def _unplaced(
         groups=batch,
         tiles_per_accumulator=1,
         phases=1,
+        operand_slabs=1,
         queue_depth=1,
         tiles_in_flight=1,
         served_together=1,
@@ -387,11 +463,12 @@ def _arrange(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
         groups=groups,
         tiles_per_accumulator=-(-plan.warp_tiles // accumulators),
         queue_depth=max(1, choice.queue),
+        operand_slabs=choice.operands or plan.slabs,
         tiles_in_flight=choice.live if warpgroups else 1,
         served_together=choice.together,
         exchange_lag=1 if groups > 2 else 0,
     )
-    longer = 0 if warpgroups else max(0, plan.slabs - 8) // 2  # a longer latent takes as many
+    longer = 0 if warpgroups else max(0, plan.operand_slabs - 8) // 2  # a longer latent takes as many
     live = accumulators if warpgroups else choice.live
     return _place(plan, choice.fragments - longer, live)
 

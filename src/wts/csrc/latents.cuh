@@ -183,11 +183,21 @@ struct LatentWarp {
     store_latent(latent, latent_slot(round), column);
   }
 
-  // Quantises a latent and puts it where the sweeping warps read it. All of the team have come as far.
+  // Puts a latent where the sweeping warps read it, quantised unless weights are bf16. All of the team
+  // have come as far.
   __device__ __forceinline__ void store_latent(const float (&latent)[RUNS][RUN], int slot,
                                                int column) const {
     const int lane = team_lane();
     __syncwarp();
+    if constexpr (!plan::QUANTISED) {
+#pragma unroll
+      for (int run = 0; run < RUNS; ++run)
+        if (run_exists(run, lane))
+          store_bf16_run(latent[run],
+                         latent_place(slot, column, 0) + run_start(run, lane) * 2);
+      team_sync();
+      return;
+    }
     u32 largest = largest_of(latent);
     if constexpr (TEAM > 1) {
       if (lane_index() == 0) shared.team_largest[service()] = largest;
@@ -208,10 +218,10 @@ struct LatentWarp {
       high.store(latent_place(slot, column, piece) + start % 16);
       low.store(latent_place(slot, column, piece + 2) + start % 16);
     }
-    if (lane == 0) shared.latent_scale[slot][column] = scale;
+    if (lane == 0) shared.latent_scale[plan::QUANTISED ? slot : 0][column] = scale;
   }
 
-  // Copies table rows, which hold quantised latents.
+  // Copies table rows, which hold latents, quantised or not.
   template <int COUNT>
   __device__ __forceinline__ void copy_latents(int round, int first_served,
                                                const int (&token)[COUNT]) const {
@@ -226,7 +236,7 @@ struct LatentWarp {
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
           load_global_16(piece[i][j], source + (j * 32 + lane) * 16);
-      scale[i] = load_global_4(source + 2 * plan::RANK);
+      if constexpr (plan::QUANTISED) scale[i] = load_global_4(source + 2 * plan::RANK);
     }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
@@ -235,7 +245,8 @@ struct LatentWarp {
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
           store_shared_16(latent_place(slot, column, j * 32 + lane), piece[i][j]);
-      if (lane == 0) shared.latent_scale[slot][column] = __uint_as_float(scale[i]);
+      if constexpr (plan::QUANTISED)
+        if (lane == 0) shared.latent_scale[slot][column] = __uint_as_float(scale[i]);
     }
   }
 

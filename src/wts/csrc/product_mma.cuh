@@ -1,5 +1,5 @@
-// The product where each warp multiplies alone (mma.sync): up to four requests, latents in
-// registers, fragments in registers or in shared memory, resident there or passing through a ring of
+// The product where each warp multiplies alone (mma.sync): up to four requests (of bf16 weights eight),
+// latents in registers, fragments in registers or in shared memory, resident there or passing through a ring of
 // the warp's own: each lane copies, waits for and reads its own 16 bytes, so nothing else must agree.
 #pragma once
 #include "offer.cuh"
@@ -60,6 +60,37 @@ struct Ring {
   __device__ __forceinline__ void end(Shared&) { wait_copies<0>(); }
 };
 
+// D = A * B, or added to D, by the instruction of the weights.
+__device__ __forceinline__ void multiply_fragment(int (&sum)[4], const u32* a, u32 b0, u32 b1,
+                                                  bool first) {
+  if (first) {
+    mma_s8_first(sum, a, b0, b1);
+  } else {
+    mma_s8(sum, a, b0, b1);
+  }
+}
+__device__ __forceinline__ void multiply_fragment(float (&sum)[4], const u32* a, u32 b0, u32 b1,
+                                                  bool first) {
+  if (first) {
+    mma_bf16_first(sum, a, b0, b1);
+  } else {
+    mma_bf16(sum, a, b0, b1);
+  }
+}
+__device__ __forceinline__ int bits_of(int sum) { return sum; }
+__device__ __forceinline__ int bits_of(float sum) { return __float_as_int(sum); }
+
+// A lane's two words of a slab of a latent lie side by side. Both planes of an int8 slab do, too.
+constexpr int LATENT_SLAB_BYTES = plan::QUANTISED ? 64 : 32;
+// Slabs of which a lane holds the operand at once.
+constexpr int HELD = plan::OPERAND_SLABS;
+static_assert(SLABS % HELD == 0, "an operand has the same place in every phase");
+
+// Operand column 2 j is request j; 2 j + 1 is its other plane, or request 4 + j, so far on.
+constexpr int ODD_COLUMN_BYTES = plan::QUANTISED            ? 32
+                                 : plan::COLUMN_BLOCKS == 2 ? 4 * plan::LATENT_LINE_BYTES
+                                                            : 0;
+
 // One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
 // exchange, rather than kept beside the weights.
 __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
@@ -95,28 +126,30 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
   const int operand_pair = lane >> 3;
   const u32 latent = shared_address(shared.latent[latent_slot(round)]) +
                      (operand_pair % plan::COLUMNS) * plan::LATENT_LINE_BYTES +
-                     ((lane >> 2) & 1) * 32 + (lane & 3) * 8;
+                     ((lane >> 2) & 1) * ODD_COLUMN_BYTES + (lane & 3) * 8;
   barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
   mark(args, round, LATENT_SEEN);
 
-  // All at once, before any product: left to the compiler, each slab would wait for its own load.
-  u32 operands[SLABS][2];
+  // Before any product, all at once unless registers are wanted for weights: left to the compiler, each
+  // slab would wait for its own load.
+  u32 operands[HELD][2];
 #pragma unroll
-  for (int slab = 0; slab < SLABS; ++slab) load_shared_8(operands[slab], latent + slab * 64);
+  for (int slab = 0; slab < HELD; ++slab)
+    load_shared_8(operands[slab], latent + slab * LATENT_SLAB_BYTES);
   __syncwarp();
 
 #pragma unroll
   for (int phase = 0; phase < plan::PHASES; ++phase) {
     // What the phases before have found, as part of `after`: their judging is not put off either.
     const int judged = plan::SAMPLED ? offers.contest[0].key : offers.best[0].key;
-    int sums[LIVE][4];
+    Sum sums[LIVE][4];
 #pragma unroll
     for (int slab = 0; slab < SLABS; ++slab) {
 #pragma unroll
       for (int variant = 0; variant < SHARING; ++variant) {
         const bool mine = SHARING == 1 || operand_pair / plan::COLUMNS == variant;
-        const u32 b0 = mine ? operands[slab][0] : 0u;
-        const u32 b1 = mine ? operands[slab][1] : 0u;
+        const u32 b0 = mine ? operands[slab % HELD][0] : 0u;
+        const u32 b1 = mine ? operands[slab % HELD][1] : 0u;
 #pragma unroll
         for (int live = 0; live < LIVE; ++live) {
           const int tile = (phase * LIVE + live) * SHARING + variant;
@@ -124,17 +157,16 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
           const int place = fragment_place(fragment_position(phase, slab, variant, live));
           const u32* a = place >= 0 ? weights[max(place, 0)]
                                     : queue[(-1 - min(place, -1)) % plan::QUEUE_DEPTH];
-          if (slab == 0 && variant == 0) {
-            mma_s8_first(sums[live], a, b0, b1);
-          } else {
-            mma_s8(sums[live], a, b0, b1);
-          }
+          multiply_fragment(sums[live], a, b0, b1, slab == 0 && variant == 0);
           if (place >= 0) continue;
           const int number = -1 - place, next = number + plan::QUEUE_DEPTH;
           if (away_place(number) < plan::STREAMED_FRAGMENTS) ring.ask(away_place(number) + RING);
-          if (next < AWAY_FRAGMENTS) load_fragment(next, sums[live][0] ^ judged);
+          if (next < AWAY_FRAGMENTS) load_fragment(next, bits_of(sums[live][0]) ^ judged);
         }
       }
+      if (HELD < SLABS && (slab + HELD < SLABS || phase + 1 < plan::PHASES))
+        load_shared_8(operands[slab % HELD], latent + (slab + HELD) % SLABS * LATENT_SLAB_BYTES +
+                                                 (bits_of(sums[0][0]) & zero));
     }
 
     // Needed once; asking again keeps the compiler from mixing the phases' code, which spills.
@@ -142,7 +174,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
       barrier_wait(&shared.base_landed[round_slot(round)], round_slot_parity(round));
     if (phase == plan::PHASES - 1) mark(args, round, SWEPT);
     const Lines lines(args, shared, lane, round);
-    const auto sum_of = [&](int i, int) -> const int(&)[4] { return sums[i]; };
+    const auto sum_of = [&](int i, int) -> const Sum(&)[4] { return sums[i]; };
     offer_sums<LIVE>(args, shared, lines, sampling, warp, lane, round, phase * LIVE, [] {},
                         sum_of, exact, limit, offers);
   }
