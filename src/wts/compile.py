@@ -42,6 +42,7 @@ _SOURCES = (
     "activations.cuh",
     "sweep.cuh",
     "product_mma.cuh",
+    "lone_ring.cuh",
     "product_wgmma.cuh",
     "offer.cuh",
     "ring.cuh",

@@ -54,6 +54,8 @@ class ResidencyPlan:
     `hidden_places`: steps whose hidden states it then holds at once.
     `weights`: what rows of the projection are kept as; latents are quantised only for int8.
     `operand_slabs`: slabs of a latent that a lane of a lone warp holds at once.
+    `copied_together`: fragments that pass through a lone warp's ring by one bulk copy; 1: each lane
+    copies its own bytes.
     """
 
     gpu: str
@@ -83,6 +85,7 @@ class ResidencyPlan:
     shared_fragments: int
     streamed_fragments: int
     ring_units: int
+    copied_together: int
     columns: int
     groups: int
     tiles_per_accumulator: int
@@ -282,7 +285,7 @@ class ResidencyPlan:
     @property
     def unit_fragments(self) -> int:
         """Fragments of a warp that are streamed at once: half a tile where warpgroups multiply."""
-        return self.slabs // 2 if self.warpgroups else 1
+        return self.slabs // 2 if self.warpgroups else self.copied_together
 
     @property
     def ring_unit_bytes(self) -> int:
@@ -559,6 +562,7 @@ class ResidencyPlan:
             "PHASES_APART": int(self.streamed_fragments > 0 or self.groups > 1),
             "FRAGMENT_STORAGE": max(1, self.sweep_warps * self.shared_fragments),
             "RING_LENGTH": max(1, self.ring_units),
+            "COPIED_TOGETHER": self.copied_together,
             "RING_PLACES": _ring_places(self),
             "RING_UNIT_BYTES": self.ring_unit_bytes if self.ring_units else 1,
             "RINGS": _ring_barriers(self) // max(1, self.ring_units),
@@ -697,8 +701,9 @@ def _ring_places(plan: ResidencyPlan) -> int:
 
 
 def _ring_barriers(plan: ResidencyPlan) -> int:
-    """Places that have a barrier; a warp's own ring needs none, one stands for all."""
-    return _ring_places(plan) if plan.warpgroups else max(1, plan.ring_units)
+    """Places that have a barrier; a ring of lanes' copies needs none, one stands for all."""
+    bulk = plan.warpgroups or plan.copied_together > 1
+    return _ring_places(plan) if bulk else max(1, plan.ring_units)
 
 
 # ---- the ledger --------------------------------------------------------------------------------

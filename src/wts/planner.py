@@ -47,8 +47,10 @@ SWEEP_WARPS = 8  # of a block
 MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
 # Half tiles of a warpgroup's ring: of two batches being multiplied, and of one on its way.
 RING_UNITS = 6
-# Fragments of a warp's ring, where warps multiply alone: what covers the way from L2.
+# Fragments of a warp's ring, where warps multiply alone: what covers the way from L2. Of bulk copies,
+# which also come while blocks exchange: as many as come in that time.
 RING_FRAGMENTS = range(8, 17)
+BULK_RING_FRAGMENTS = range(8, 21)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +68,7 @@ class Choice:
             of 384 threads is launched with. 64-bit words and many columns want more of the second.
         together: columns whose exchange a service warp waits for at once.
         operands: slabs of a latent that a lane holds at once (mma); 0: all.
+        copied: most fragments that are streamed by one copy (mma); 1: by copies of each lane.
     """
 
     instruction: Instruction
@@ -76,6 +79,7 @@ class Choice:
     registers: tuple[int, int]
     together: int = 1
     operands: int = 0
+    copied: int = 1
 
 
 _CHOICES = {
@@ -105,7 +109,7 @@ _CHOICES = {
         Choice("wgmma", 8, 34, 0, 4, (216, 72), 2),
         Choice("mma", 4, 37, 4, 4, (224, 56)),
         Choice("mma", 2, 37, 4, 8, (224, 56)),
-        Choice("mma", 1, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
     ),
     # So does making latents, and a state's more so.
     "greedy, gated": (
@@ -138,7 +142,7 @@ _CHOICES = {
         Choice("wgmma", 8, 38, 0, 4, (224, 56), 2),
         Choice("mma", 4, 37, 4, 4, (224, 56)),
         Choice("mma", 2, 37, 4, 8, (224, 56)),
-        Choice("mma", 1, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
     ),
     "greedy, state, streaming": (
         Choice("wgmma", 8, 28, 0, 4, (200, 104), 2),
@@ -173,13 +177,13 @@ _BF16_CHOICES = {
         Choice("mma", 8, 30, 4, 5, (216, 72), 2),
         Choice("mma", 4, 36, 4, 5, (224, 56)),
         Choice("mma", 2, 38, 4, 5, (224, 56)),
-        Choice("mma", 1, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
     ),
     "greedy, streaming": (
         Choice("mma", 8, 30, 4, 5, (216, 72), 2),
         Choice("mma", 4, 36, 4, 5, (224, 56)),
         Choice("mma", 2, 38, 4, 5, (224, 56)),
-        Choice("mma", 1, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
     ),
     "sampled": (
         Choice("mma", 8, 20, 4, 5, (208, 88)),
@@ -433,6 +437,7 @@ def _unplaced(
         shared_fragments=0,
         streamed_fragments=0,
         ring_units=0,
+        copied_together=1,
         columns=1,
         groups=batch,
         tiles_per_accumulator=1,
@@ -464,6 +469,7 @@ def _arrange(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
         tiles_per_accumulator=-(-plan.warp_tiles // accumulators),
         queue_depth=max(1, choice.queue),
         operand_slabs=choice.operands or plan.slabs,
+        copied_together=choice.copied,
         tiles_in_flight=choice.live if warpgroups else 1,
         served_together=choice.together,
         exchange_lag=1 if groups > 2 else 0,
@@ -532,6 +538,7 @@ def streaming_plan(plan: ResidencyPlan) -> ResidencyPlan:
         plan = replace(plan, tiles_in_flight=TILES_JUDGED)
         ring = min(RING_UNITS, fragments // plan.unit_fragments)
     else:
+        plan = replace(plan, copied_together=1)
         whole = [length for length in RING_FRAGMENTS if fragments % length == 0]
         ring = max(whole, default=0)
     streaming = replace(
@@ -617,20 +624,38 @@ def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
     """
     too_many = plan.shared_bytes - plan.shared_limit
     lacking = -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES))
+    rings = _rings(plan.copied_together)
     for missing in range(max(lacking, RING_FRAGMENTS[0]), plan.shared_fragments + 1):
-        for length in reversed(RING_FRAGMENTS):
-            streamed = missing + length
-            if missing % length or streamed > plan.shared_fragments:
+        for places, together in rings:
+            streamed = missing + places * together
+            if missing % (places * together) or streamed > plan.shared_fragments:
                 continue
             streaming = replace(
                 plan,
                 shared_fragments=plan.shared_fragments - streamed,
                 streamed_fragments=streamed,
-                ring_units=length,
+                ring_units=places,
+                copied_together=together,
             )
             if streaming.shared_bytes <= plan.shared_limit:
                 return streaming
     return plan
+
+
+def _rings(most: int) -> list[tuple[int, int]]:
+    """Places of a lone warp's ring and fragments of a place, the best first: the longest rings.
+
+    Bulk copies of about `most` fragments, at least half as many, through three places or more.
+    """
+    if most == 1:
+        return [(length, 1) for length in reversed(RING_FRAGMENTS)]
+    rings = [
+        (places, together)
+        for together in range(most, max(2, most // 2) - 1, -1)
+        for places in range(3, BULK_RING_FRAGMENTS[-1] + 1)
+        if places * together in BULK_RING_FRAGMENTS
+    ]
+    return sorted(rings, key=lambda ring: -ring[0] * ring[1])
 
 
 def _stream_units(plan: ResidencyPlan, most_registers: int) -> ResidencyPlan:

@@ -1,7 +1,8 @@
 // The product where each warp multiplies alone (mma.sync): up to four requests (of bf16 weights eight),
-// latents in registers, fragments in registers or in shared memory, resident there or passing through a ring of
-// the warp's own: each lane copies, waits for and reads its own 16 bytes, so nothing else must agree.
+// latents in registers, fragments in registers or in shared memory, resident there or passing through a
+// ring of the warp's own (lone_ring.cuh).
 #pragma once
+#include "lone_ring.cuh"
 #include "offer.cuh"
 
 namespace wts {
@@ -14,51 +15,6 @@ __device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
     if (fragment_place(position) >= 0)
       load_global_16(weights[fragment_place(position)], mine + fragment_source(position));
 }
-
-constexpr int RING = plan::RING_LENGTH;
-static_assert(plan::WARPGROUPS || plan::STREAMED_FRAGMENTS % RING == 0,
-              "a fragment has the same place in every sweep");
-
-// A lane's view of its warp's ring of streamed fragments, which lie one behind the other in memory.
-struct LaneRing {
-  u32 place;          // shared address of its bytes of the first one
-  const Byte* next;   // its bytes of the fragment to be asked for
-  // Distance of two fragments, hidden from the compiler: it would compute the address of each of them
-  // before the sweep, and spill them.
-  int distance;
-
-  __device__ __forceinline__ LaneRing(const WalkArgs& args, const Shared& shared, int warp, int lane,
-                                      int first)
-      : place(shared_address(shared.ring[warp * RING]) + lane * 16),
-        next(packed_tiles(args, warp) + lane * 16 + first * plan::FRAGMENT_BYTES),
-        distance(plan::FRAGMENT_BYTES + (args.num_requests >> 30)) {}
-
-  __device__ __forceinline__ u32 at(int index) const {
-    return place + index % RING * plan::FRAGMENT_BYTES;
-  }
-
-  // Asks for the next streamed fragment: of this sweep, or, past its end, of the one that follows.
-  __device__ __forceinline__ void ask(int index) {
-    copy_16(at(index), next);
-    commit_copies();
-    next += index + 1 == plan::STREAMED_FRAGMENTS
-                ? distance - plan::STREAMED_FRAGMENTS * plan::FRAGMENT_BYTES
-                : distance;
-  }
-
-  // Waits for the oldest that was not waited for; at least the queue's have been read since.
-  __device__ __forceinline__ void wait() const { wait_copies<RING - plan::QUEUE_DEPTH>(); }
-};
-
-// What streams from L2: asked for before the first sweep, and landed after the last one.
-struct Ring {
-  __device__ __forceinline__ void begin(const WalkArgs& args, Shared& shared) {
-    LaneRing ring(args, shared, warp_index(), lane_index(), 0);
-#pragma unroll
-    for (int index = 0; index < RING; ++index) ring.ask(index);
-  }
-  __device__ __forceinline__ void end(Shared&) { wait_copies<0>(); }
-};
 
 // D = A * B, or added to D, by the instruction of the weights.
 __device__ __forceinline__ void multiply_fragment(int (&sum)[4], const u32* a, u32 b0, u32 b1,
@@ -94,7 +50,7 @@ constexpr int ODD_COLUMN_BYTES = plan::QUANTISED            ? 32
 // One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
 // exchange, rather than kept beside the weights.
 __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
-                                         const ResidentWeights& weights, Ring&, int round,
+                                         const ResidentWeights& weights, Ring& sweeps, int round,
                                          bool exact, const float (&limit)[plan::COLUMN_BLOCKS],
                                          Offers& offers) {
   const int lane = lane_index(), warp = warp_index();
@@ -103,7 +59,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
   u32 queue[plan::QUEUE_DEPTH][4];
   const u32 fragments = shared_address(shared.fragments) + lane * 16 +
                         warp * (plan::SHARED_FRAGMENTS * plan::FRAGMENT_BYTES);
-  LaneRing ring(args, shared, warp, lane, RING);
+  Ring::View ring = sweeps.sweep(args, shared, warp, lane);
   const int zero = args.num_requests >> 30;  // what the compiler cannot know
   // `after` is a sum of the product that used the place before: the address waits for it in name
   // only, but keeps the compiler from issuing many loads at once and spilling.
@@ -111,8 +67,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     u32(&held)[4] = queue[number % plan::QUEUE_DEPTH];
     const int place = away_place(number);
     if (place < plan::STREAMED_FRAGMENTS) {
-      ring.wait();
-      load_shared_16(held, ring.at(place) + (after & zero));
+      ring.load(held, place, after & zero);
     } else {
       load_shared_16(held, fragments + (place - plan::STREAMED_FRAGMENTS) * plan::FRAGMENT_BYTES);
     }
@@ -160,7 +115,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
           multiply_fragment(sums[live], a, b0, b1, slab == 0 && variant == 0);
           if (place >= 0) continue;
           const int number = -1 - place, next = number + plan::QUEUE_DEPTH;
-          if (away_place(number) < plan::STREAMED_FRAGMENTS) ring.ask(away_place(number) + RING);
+          if (away_place(number) < plan::STREAMED_FRAGMENTS) ring.used(away_place(number));
           if (next < AWAY_FRAGMENTS) load_fragment(next, bits_of(sums[live][0]) ^ judged);
         }
       }

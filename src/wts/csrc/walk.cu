@@ -21,7 +21,8 @@ __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
     for (int column = 0; column < plan::COLUMNS; ++column)
       barrier_init(&shared.base_copied[slot][column], WARP_ARRIVALS);
   }
-  if constexpr (plan::WARPGROUPS && plan::STREAMED_FRAGMENTS > 0) {
+  if constexpr (plan::STREAMED_FRAGMENTS > 0 &&
+                (plan::WARPGROUPS || plan::COPIED_TOGETHER > 1)) {
     for (int place = 0; place < plan::RING_PLACES; ++place) {
       barrier_init(&shared.ring_landed[0][0] + place, 1);
       (&shared.ring_readers[0][0])[place] = 0;
