@@ -26,6 +26,7 @@ from wts.walk import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
+
 @pytest.mark.parametrize(
     ("vocab", "rank", "blocks", "batch", "shared_bytes"),
     [

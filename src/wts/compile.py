@@ -56,7 +56,14 @@ _SOURCES = (
 logger = logging.getLogger("wts")
 _MOST_ATTEMPTS = 9
 # Low 12 bits of a 128-bit machine instruction of sm_90; read off the disassembly.
-_OPCODES = {0x237: "IMMA", 0x23C: "HMMA", 0xDF1: "IGMMA", 0x9F1: "IGMMA", 0x983: "LDL", 0x387: "STL"}
+_OPCODES = {
+    0x237: "IMMA",
+    0x23C: "HMMA",
+    0xDF1: "IGMMA",
+    0x9F1: "IGMMA",
+    0x983: "LDL",
+    0x387: "STL",
+}
 
 
 class WalkArgs(ctypes.Structure):
@@ -308,7 +315,7 @@ def _resources(cubin: bytes, log: str) -> Resources:
 
 
 def instruction_counts(cubin: bytes) -> Counter[str]:
-    """Count IMMA, HMMA, IGMMA, LDL and STL in a cubin's code (an ELF file of 16-byte instructions)."""
+    """Count IMMA, HMMA, IGMMA, LDL and STL in a cubin's code: an ELF file, 16 bytes each."""
     table = struct.unpack_from("<Q", cubin, 0x28)[0]
     entry, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry) for i in range(count)]

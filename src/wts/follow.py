@@ -1,4 +1,4 @@
-"""A walk with bf16 weights, checked: its sums are the hardware's, its tokens must be what any allow.
+"""A walk with bf16 weights, checked: sums are the hardware's, tokens must be what any sums allow.
 
 The walk is followed with its own tokens, so that each step is judged alone: where the interval of
 step logits leaves one winner, that must be the token.

@@ -31,6 +31,7 @@ __all__ = [
     "Shape",
     "plan_residency",
     "streaming_plan",
+    "with_choice",
     "with_fewer_registers",
     "with_lone_warps",
     "with_register_fragments",
@@ -47,8 +48,8 @@ SWEEP_WARPS = 8  # of a block
 MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
 # Half tiles of a warpgroup's ring: of two batches being multiplied, and of one on its way.
 RING_UNITS = 6
-# Fragments of a warp's ring, where warps multiply alone: what covers the way from L2. Of bulk copies,
-# which also come while blocks exchange: as many as come in that time.
+# Fragments of a warp's ring, where warps multiply alone: what covers the way from L2. Of bulk
+# copies, which also come while blocks exchange: as many as come in that time.
 RING_FRAGMENTS = range(8, 17)
 BULK_RING_FRAGMENTS = range(8, 21)
 
@@ -363,8 +364,7 @@ def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choic
     special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
     end = ", streaming" if streaming else ""
     if not plan.quantised:
-        every = _BF16_CHOICES[how + end]
-        return [choice for choice in every if choice.columns <= widest]
+        return [choice for choice in _BF16_CHOICES[how + end] if choice.columns <= widest]
     every = [
         *_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
         *(_CHOICES.get(f"{how}, state{end}", ()) if plan.state else ()),
@@ -474,7 +474,9 @@ def _arrange(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
         served_together=choice.together,
         exchange_lag=1 if groups > 2 else 0,
     )
-    longer = 0 if warpgroups else max(0, plan.operand_slabs - 8) // 2  # a longer latent takes as many
+    longer = (
+        0 if warpgroups else max(0, plan.operand_slabs - 8) // 2
+    )  # a longer latent takes as many
     live = accumulators if warpgroups else choice.live
     return _place(plan, choice.fragments - longer, live)
 
@@ -567,6 +569,23 @@ def with_register_fragments(plan: ResidencyPlan, fragments: int) -> ResidencyPla
     _check_range("fragments", fragments, 1, plan.warp_tiles * plan.slabs)
     live = plan.accumulators if plan.warpgroups else -(-plan.accumulators // plan.phases)
     return _place(plan, fragments, live)
+
+
+def with_choice(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
+    """The same walk divided as another choice says.
+
+    For benchmarks: how the choices were chosen. A compiler may spill such a plan.
+
+    Raises:
+        PlanError: it does not fit in shared memory.
+    """
+    other = _arrange(plan, choice)
+    if other.shared_bytes > other.shared_limit:
+        raise PlanError(
+            f"{choice}: wanted at most {other.shared_limit} bytes of shared memory, found "
+            f"{other.shared_bytes}; keep more fragments in registers"
+        )
+    return other
 
 
 def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
