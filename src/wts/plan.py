@@ -54,8 +54,8 @@ class ResidencyPlan:
     `hidden_places`: steps whose hidden states it then holds at once.
     `weights`: what rows of the projection are kept as; latents are quantised only for int8.
     `operand_slabs`: slabs of a latent that a lane of a lone warp holds at once.
-    `copied_together`: fragments that pass through a lone warp's ring by one bulk copy; 1: each lane
-    copies its own bytes.
+    `copied_together`: most fragments that pass through a lone warp's ring by one bulk copy; 1: each
+    lane copies its own bytes.
     """
 
     gpu: str
