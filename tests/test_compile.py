@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, Phase, assume, given, settings
 
 import wts.compile
 from strategies import hopper, plans
@@ -23,7 +23,7 @@ from wts.compile import (
     instruction_counts,
 )
 from wts.errors import CompileError
-from wts.numbers import NumberType
+from wts.numbers import NumberType, WeightType
 from wts.plan import ResidencyPlan
 from wts.planner import Shape, plan_residency
 
@@ -73,11 +73,17 @@ def plan_of(
     *,
     blocks: int = 132,
     sampled: bool = False,
+    weights: WeightType = "int8",
     **shape: Any,
 ) -> ResidencyPlan:
     shape |= {"vocab": vocab, "rank": rank}
     return plan_residency(
-        Shape(**shape), hopper(blocks), batch=batch, base_type=base_type, sampled=sampled
+        Shape(**shape),
+        hopper(blocks),
+        batch=batch,
+        base_type=base_type,
+        sampled=sampled,
+        weights=weights,
     )
 
 
@@ -89,7 +95,7 @@ def check_kernel(plan: ResidencyPlan, cache: Path) -> None:
     assert (used.spill_bytes, used.local_accesses) == (0, 0)
     assert used.matrix_instructions == plan.matrix_instructions * plan.sweeps_written > 0
     assert 0 < used.registers * plan.threads <= 65_536, "a block's registers fit an SM"
-    instruction = {"mma": "IMMA", "wgmma": "IGMMA"}[plan.instruction]
+    instruction = {"mma": "IMMA" if plan.quantised else "HMMA", "wgmma": "IGMMA"}[plan.instruction]
     assert instruction_counts(compiled.cubin)[instruction] == used.matrix_instructions
 
 
@@ -155,6 +161,27 @@ class TestKernel:
                 151_936, 256, batch, sampled=sampled, kind=kind, state=state, hidden=2560
             )
             check_kernel(plan, cache)
+
+    @pytest.mark.parametrize("batch", [1, 2, 4, 8])
+    @pytest.mark.parametrize("sampled", [False, True])
+    @pytest.mark.parametrize("vocab", [33, 32_000, 151_936, 248_320])
+    def test_of_bf16_weights(self, vocab: int, batch: int, sampled: bool, cache: Path) -> None:
+        check_kernel(plan_of(vocab, 256, batch, sampled=sampled, weights="bf16"), cache)
+
+    @pytest.mark.parametrize(("kind", "state"), [("gated", 0), ("rnn", 256), ("domino", 1024)])
+    def test_of_bf16_weights_of_heads_that_read_hidden_states(
+        self, kind: Any, state: int, cache: Path
+    ) -> None:
+        for sampled in (False, True):
+            plan = plan_of(
+                151_936, 256, sampled=sampled, kind=kind, state=state, hidden=2560, weights="bf16"
+            )
+            check_kernel(plan, cache)
+
+    @pytest.mark.parametrize("rank", [64, 128, 512])
+    def test_of_bf16_weights_of_other_ranks(self, rank: int) -> None:
+        for batch in (1, 8):
+            compile_fitting(plan_of(60_000, rank, batch, weights="bf16"))
 
     @given(plans(hopper_only=True))
     @settings(some_plans, max_examples=7)
@@ -222,6 +249,7 @@ class TestSweepOrder:
     @given(plans(hopper_only=True))
     @settings(some_plans, max_examples=4)
     def test_is_the_planned_one(self, cache: Path, plan: ResidencyPlan) -> None:
+        assume(not plan.warpgroups)  # they take tile after tile, as `places` has them
         fitting = compile_fitting(plan).plan
         self.compile_with_check(fitting, fitting.sweep_order(), cache)
 

@@ -43,6 +43,7 @@ _SOURCES = (
     "activations.cuh",
     "sweep.cuh",
     "product_mma.cuh",
+    "lone_ring.cuh",
     "product_wgmma.cuh",
     "offer.cuh",
     "ring.cuh",
@@ -56,7 +57,14 @@ _SOURCES = (
 logger = logging.getLogger("wts")
 _MOST_ATTEMPTS = 9
 # Low 12 bits of a 128-bit machine instruction of sm_90; read off the disassembly.
-_OPCODES = {0x237: "IMMA", 0xDF1: "IGMMA", 0x9F1: "IGMMA", 0x983: "LDL", 0x387: "STL"}
+_OPCODES = {
+    0x237: "IMMA",
+    0x23C: "HMMA",
+    0xDF1: "IGMMA",
+    0x9F1: "IGMMA",
+    0x983: "LDL",
+    0x387: "STL",
+}
 
 
 class WalkArgs(ctypes.Structure):
@@ -110,7 +118,7 @@ class Resources:
     Args:
         registers: per thread at launch; the roles share them out anew.
         spill_bytes: stores and loads that the assembler says it spilled.
-        matrix_instructions: IMMA and IGMMA in the code.
+        matrix_instructions: IMMA, HMMA and IGMMA in the code.
         local_accesses: LDL and STL in the code; any is a fault.
     """
 
@@ -305,13 +313,13 @@ def _resources(cubin: bytes, log: str) -> Resources:
     return Resources(
         registers=max(map(int, registers)),
         spill_bytes=sum(int(store) + int(load) for store, load in spills),
-        matrix_instructions=counts["IMMA"] + counts["IGMMA"],
+        matrix_instructions=counts["IMMA"] + counts["HMMA"] + counts["IGMMA"],
         local_accesses=counts["LDL"] + counts["STL"],
     )
 
 
 def instruction_counts(cubin: bytes) -> Counter[str]:
-    """Count IMMA, IGMMA, LDL and STL in a cubin's code (an ELF file of 16-byte instructions)."""
+    """Count IMMA, HMMA, IGMMA, LDL and STL in a cubin's code: an ELF file, 16 bytes each."""
     table = struct.unpack_from("<Q", cubin, 0x28)[0]
     entry, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry) for i in range(count)]

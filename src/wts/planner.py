@@ -10,17 +10,19 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from wts.choices import BF16_CHOICES, Choice
 from wts.device import GpuSpec, gpu_spec
 from wts.errors import PlanError
-from wts.numbers import HEAD_KINDS, NUMBER_TYPES, RANKS, HeadKind, NumberType
-from wts.plan import (
-    EXACT_ROWS,
-    FRAGMENT_BYTES,
-    PAIR_ROWS,
-    TILES_JUDGED,
-    Instruction,
-    ResidencyPlan,
+from wts.numbers import (
+    HEAD_KINDS,
+    NUMBER_TYPES,
+    RANKS,
+    WEIGHT_TYPES,
+    HeadKind,
+    NumberType,
+    WeightType,
 )
+from wts.plan import EXACT_ROWS, FRAGMENT_BYTES, PAIR_ROWS, TILES_JUDGED, ResidencyPlan
 
 if TYPE_CHECKING:
     from wts.heads import Head
@@ -30,6 +32,7 @@ __all__ = [
     "Shape",
     "plan_residency",
     "streaming_plan",
+    "with_choice",
     "with_fewer_registers",
     "with_lone_warps",
     "with_register_fragments",
@@ -47,33 +50,11 @@ MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler min
 MOST_WRITTEN_PRODUCTS = 800  # of a sweep of a warp: the compiler writes out no more
 # Half tiles of a warpgroup's ring: of two batches being multiplied, and of one on its way.
 RING_UNITS = 6
-# Fragments of a warp's ring, where warps multiply alone: what covers the way from L2.
+# Fragments of a warp's ring, where warps multiply alone: what covers the way from L2. Of bulk
+# copies, which also come while blocks exchange: about as many as come in that time.
 RING_FRAGMENTS = range(8, 17)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """How a block divides its registers and its work, as measured best (docs/measured.md).
-
-    Args:
-        instruction: matrix instruction.
-        columns: requests walked side by side.
-        fragments: of a sweeping warp, in registers: more leave no room to load ahead, fewer crowd
-            shared memory.
-        queue: fragments loaded ahead of their product (mma).
-        live: accumulators at once (mma), or tiles in flight (wgmma).
-        registers: of a sweeping and of a service thread; 8 and 4 warps of them make up what a block
-            of 384 threads is launched with. 64-bit words and many columns want more of the second.
-        together: columns whose exchange a service warp waits for at once.
-    """
-
-    instruction: Instruction
-    columns: int
-    fragments: int
-    queue: int
-    live: int
-    registers: tuple[int, int]
-    together: int = 1
+BULK_RING_FRAGMENTS = 16
+LEAST_BULK_PLACES = 3
 
 
 _CHOICES = {
@@ -103,7 +84,7 @@ _CHOICES = {
         Choice("wgmma", 8, 34, 0, 4, (216, 72), 2),
         Choice("mma", 4, 37, 4, 4, (224, 56)),
         Choice("mma", 2, 37, 4, 8, (224, 56)),
-        Choice("mma", 1, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
     ),
     # So do exact logits.
     "greedy, exact": (
@@ -161,7 +142,7 @@ _CHOICES = {
         Choice("wgmma", 8, 38, 0, 4, (224, 56), 2),
         Choice("mma", 4, 37, 4, 4, (224, 56)),
         Choice("mma", 2, 37, 4, 8, (224, 56)),
-        Choice("mma", 1, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
     ),
     "greedy, state, streaming": (
         Choice("wgmma", 8, 28, 0, 4, (200, 104), 2),
@@ -226,6 +207,7 @@ def plan_residency(
     sampled: bool = False,
     base_type: NumberType = "bf16",
     exact: bool = False,
+    weights: WeightType = "int8",
 ) -> ResidencyPlan:
     """Decide where each tile of a head lives for the whole walk.
 
@@ -238,6 +220,8 @@ def plan_residency(
         base_type: number type of the base logits: "bf16", "fp16" or "fp32".
         exact: whether tokens are those of the unquantised head (docs/exact.md), of greedy walks in
             bf16.
+        weights: "int8": rows of the projection are quantised, so that twice as many stay on chip;
+            "bf16": they are the head's own, which are then bf16, as its table is.
 
     Returns:
         The plan; `print(plan)` shows its byte ledger.
@@ -299,7 +283,17 @@ def plan_residency(
                 fix="name one of them",
             )
 
-    unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type)
+    if weights not in WEIGHT_TYPES:
+        raise PlanError.mismatch(
+            "weights",
+            wanted=f"one of {', '.join(WEIGHT_TYPES)}",
+            found=repr(weights),
+            fix="name one of them",
+        )
+    if weights == "bf16":
+        _check_bf16(head, shape, spec)
+
+    unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type, weights)
     if exact:
         _check_exact(unplaced)
         unplaced = replace(unplaced, exact=True)
@@ -329,6 +323,13 @@ def plan_residency(
 
 def _check_exact(plan: ResidencyPlan) -> None:
     """Refuse what an exact walk cannot be made of."""
+    if not plan.quantised:
+        raise PlanError.mismatch(
+            "exact",
+            wanted="False with bf16 weights",
+            found="exact=True and weights='bf16'",
+            fix="leave exact out: these weights are the head's own, or plan with weights='int8'",
+        )
     if plan.sampled:
         raise PlanError.mismatch(
             "exact",
@@ -353,12 +354,38 @@ def _check_exact(plan: ResidencyPlan) -> None:
         )
 
 
+def _check_bf16(head: Head | Shape, shape: Shape, spec: GpuSpec) -> None:
+    """Refuse bf16 weights for a head of other numbers, or on a GPU that they have no kernel for."""
+    projection = None if isinstance(head, Shape) else str(head.projection.dtype)
+    found = "bf16" if projection in (None, "torch.bfloat16") else projection
+    if (found, shape.table_type) != ("bf16", "bf16"):
+        raise PlanError.mismatch(
+            "weights",
+            wanted="int8 for a head whose projection or table is not bf16",
+            found=f"bf16, a projection in {found} and a table in {shape.table_type}",
+            fix="convert the head to bf16, or plan with weights='int8'",
+        )
+    if not spec.is_hopper:
+        raise PlanError.mismatch(
+            "weights",
+            wanted=f"int8 on {spec.name} ({spec.arch})",
+            found="bf16",
+            fix="plan with weights='int8', or for a Hopper GPU",
+        )
+
+
 def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choice]:
     """Choices for a plan, the best first: most columns, then those for its kind."""
     how = "sampled" if plan.sampled else "greedy"
     groups = {1: "one group", 2: "two groups"}.get(-(-plan.batch // widest), "groups")
     special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
     end = ", streaming" if streaming else ""
+    if not plan.quantised:
+        special = "wide" if plan.wide and not plan.sampled else ""
+        kinds = (plan.kind, "state" if plan.state else "", special)
+        keys = [f"{how}, {kind}" for kind in kinds if kind] + [how + end]
+        chosen = next(BF16_CHOICES[key] for key in keys if key in BF16_CHOICES)
+        return [choice for choice in chosen if choice.columns <= widest]
     every = [
         *(_CHOICES.get(f"{how}, exact, {groups}{end}", ()) if plan.exact else ()),
         *(_CHOICES.get(f"{how}, exact, state{end}", ()) if plan.exact and plan.state else ()),
@@ -402,6 +429,7 @@ def _unplaced(
     steps: int,
     sampled: bool,
     base_type: NumberType,
+    weights: WeightType,
 ) -> ResidencyPlan:
     """What a plan is before anything is chosen: which rows a block and a warp own."""
     tiles = 2 * -(-shape.vocab // PAIR_ROWS)
@@ -418,6 +446,7 @@ def _unplaced(
         rank=shape.rank,
         table_rows=shape.table_rows if shape.table_rows is not None else shape.vocab,
         mapped=shape.mapped,
+        weights=weights,
         batch=batch,
         steps=steps,
         sampled=sampled,
@@ -433,10 +462,12 @@ def _unplaced(
         shared_fragments=0,
         streamed_fragments=0,
         ring_units=0,
+        copied_together=1,
         columns=1,
         groups=batch,
         tiles_per_accumulator=1,
         phases=1,
+        operand_slabs=1,
         queue_depth=1,
         tiles_in_flight=1,
         served_together=1,
@@ -462,11 +493,15 @@ def _arrange(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
         groups=groups,
         tiles_per_accumulator=-(-plan.warp_tiles // accumulators),
         queue_depth=max(1, choice.queue),
+        operand_slabs=choice.operands or plan.slabs,
+        copied_together=choice.copied,
         tiles_in_flight=choice.live if warpgroups else 1,
         served_together=choice.together,
         exchange_lag=1 if groups > 2 else 0,
     )
-    longer = 0 if warpgroups else max(0, plan.slabs - 8) // 2  # a longer latent takes as many
+    longer = (
+        0 if warpgroups else max(0, plan.operand_slabs - 8) // 2
+    )  # a longer latent takes as many
     live = accumulators if warpgroups else choice.live
     return _place(plan, choice.fragments - longer, live)
 
@@ -530,6 +565,7 @@ def streaming_plan(plan: ResidencyPlan) -> ResidencyPlan:
         plan = replace(plan, tiles_in_flight=TILES_JUDGED)
         ring = min(RING_UNITS, fragments // plan.unit_fragments)
     else:
+        plan = replace(plan, copied_together=1)
         whole = [length for length in RING_FRAGMENTS if fragments % length == 0]
         ring = max(whole, default=0)
     streaming = replace(
@@ -558,6 +594,23 @@ def with_register_fragments(plan: ResidencyPlan, fragments: int) -> ResidencyPla
     _check_range("fragments", fragments, 1, plan.warp_tiles * plan.slabs)
     live = plan.accumulators if plan.warpgroups else -(-plan.accumulators // plan.phases)
     return _place(plan, fragments, live)
+
+
+def with_choice(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
+    """The same walk divided as another choice says.
+
+    For benchmarks: how the choices were chosen. A compiler may spill such a plan.
+
+    Raises:
+        PlanError: it does not fit in shared memory.
+    """
+    other = _arrange(plan, choice)
+    if other.shared_bytes > other.shared_limit:
+        raise PlanError(
+            f"{choice}: wanted at most {other.shared_limit} bytes of shared memory, found "
+            f"{other.shared_bytes}; keep more fragments in registers"
+        )
+    return other
 
 
 def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
@@ -611,10 +664,23 @@ def _place_projection(plan: ResidencyPlan, most_registers: int, live: int) -> Re
 def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
     """What there is no room for passes through warps' rings; too large a plan where none is left.
 
-    A ring's length divides what is streamed, so that a fragment has the same place in each sweep.
+    A ring of lanes' copies divides what is streamed, so that a fragment has the same place in each
+    sweep; of bulk copies some are a fragment shorter.
     """
     too_many = plan.shared_bytes - plan.shared_limit
     lacking = -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES))
+    if plan.copied_together > 1:
+        places = max(LEAST_BULK_PLACES, BULK_RING_FRAGMENTS // plan.copied_together)
+        for streamed in range(lacking + places * plan.copied_together, plan.shared_fragments + 1):
+            streaming = replace(
+                plan,
+                shared_fragments=plan.shared_fragments - streamed,
+                streamed_fragments=streamed,
+                ring_units=places,
+            )
+            if streaming.shared_bytes <= plan.shared_limit:
+                return streaming
+        return plan
     for missing in range(max(lacking, RING_FRAGMENTS[0]), plan.shared_fragments + 1):
         for length in reversed(RING_FRAGMENTS):
             streamed = missing + length

@@ -319,6 +319,36 @@ inline void mma_s8_first(int (&d)[4], const u32* a, u32 b0, u32 b1) {
   mma_s8(d, a, b0, b1);
 }
 
+// m16n8k16 of bf16: the same words of two elements each. 16 products are added to the sum in fp64, which is
+// exact but where they are very different, and rounded once: as the emulator does.
+inline void mma_bf16(float (&d)[4], const u32* a, u32 b0, u32 b1) {
+  sim::Packet mine{};
+  std::copy(a, a + 4, mine.word);
+  mine.word[4] = b0;
+  mine.word[5] = b1;
+  const sim::Packet* all = sim::meet(mine);
+  const int group = lane_index() / 4, t = lane_index() % 4;
+  const auto element = [](u32 word, int index) {
+    return static_cast<double>(bits_as<float>(index ? word & 0xffff0000u : word << 16));
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int half = i / 2, column = 2 * t + i % 2;
+    double sum = 0;
+    for (int part = 0; part < 4; ++part)
+      for (int k = 0; k < 2; ++k) {
+        const u32* left = all[4 * group + part].word;
+        const u32* right = all[4 * column + part].word;
+        sum += element(left[half], k) * element(right[4], k);
+        sum += element(left[2 + half], k) * element(right[5], k);
+      }
+    d[i] = one_nan(static_cast<float>(static_cast<double>(d[i]) + sum));
+  }
+}
+inline void mma_bf16_first(float (&d)[4], const u32* a, u32 b0, u32 b1) {
+  std::fill(d, d + 4, 0.0f);
+  mma_bf16(d, a, b0, b1);
+}
+
 inline float fused(float a, float b, float c) { return one_nan(std::fma(a, b, c)); }
 // As far from the truth as the real one may be.
 inline float fast_log2(float value) {

@@ -170,11 +170,21 @@ struct LatentWarp {
     store_latent(latent, round, column);
   }
 
-  // Quantises a latent and puts it where the sweeping warps read it. All of the team have come as far.
+  // Puts a latent where the sweeping warps read it, quantised unless weights are bf16. All of the team
+  // have come as far.
   __device__ __forceinline__ void store_latent(const float (&latent)[RUNS][RUN], int round,
                                                int column) const {
     const int lane = team_lane(), slot = latent_slot(round);
     __syncwarp();
+    if constexpr (!plan::QUANTISED) {
+#pragma unroll
+      for (int run = 0; run < RUNS; ++run)
+        if (run_exists(run, lane))
+          store_bf16_run(latent[run],
+                         latent_place(slot, column, 0) + run_start(run, lane) * 2);
+      team_sync();
+      return;
+    }
     u32 largest = largest_of(latent);
     if constexpr (TEAM > 1) {
       if (lane_index() == 0) shared.team_largest[service()] = largest;
@@ -197,7 +207,7 @@ struct LatentWarp {
       low.store(latent_place(slot, column, piece + 2) + start % 16);
       keep_latent(round, column, start, latent[run]);
     }
-    if (lane == 0) shared.latent_scale[slot][column] = scale;
+    if (lane == 0) shared.latent_scale[plan::QUANTISED ? slot : 0][column] = scale;
     if constexpr (plan::EXACT) bound_latent(round, column, scale, squares);
   }
 
@@ -241,7 +251,7 @@ struct LatentWarp {
 #endif
   }
 
-  // Copies table rows, which hold quantised latents.
+  // Copies table rows, which hold latents, quantised or not.
   template <int COUNT>
   __device__ __forceinline__ void copy_latents(int round, int first_served,
                                                const int (&token)[COUNT]) const {
@@ -257,7 +267,7 @@ struct LatentWarp {
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
           load_global_16(piece[i][j], source + (j * 32 + lane) * 16);
-      load_global_words(numbers[i], source + 2 * plan::RANK);
+      if constexpr (plan::QUANTISED) load_global_words(numbers[i], source + 2 * plan::RANK);
 #if WTS_EXACT
       if (lane == 0) prefetch_l2(shared.exact_table + token[i] * (2ll * plan::RANK), 2 * plan::RANK);
 #endif
@@ -269,8 +279,8 @@ struct LatentWarp {
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
           store_shared_16(latent_place(slot, column, j * 32 + lane), piece[i][j]);
-      if (lane == 0) {
-        shared.latent_scale[slot][column] = __uint_as_float(numbers[i][0]);
+      if (plan::QUANTISED && lane == 0) {
+        shared.latent_scale[plan::QUANTISED ? slot : 0][column] = __uint_as_float(numbers[i][0]);
         keep_slack(round, column, __uint_as_float(numbers[i][NUMBERS > 1 ? 1 : 0]),
                    __uint_as_float(numbers[i][NUMBERS > 1 ? 2 : 0]));
       }

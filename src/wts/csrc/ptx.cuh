@@ -68,6 +68,25 @@ __device__ __forceinline__ void mma_s8_first(int (&d)[4], const u32* a, u32 b0, 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
 }
 
+// 9.7.14.5: D = A(16x16 bf16, row) * B(16x8 bf16, column) + D in fp32; how it is summed is the
+// hardware's own.
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const u32* a, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same with D = 0 + A * B.
+__device__ __forceinline__ void mma_bf16_first(float (&d)[4], const u32* a, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
 // ---- matrix product of a warpgroup (9.7.15) ----------------------------------------------------
 
 // 9.7.15.5.1: an operand in shared memory without swizzle: core matrices of 8 rows of 16 bytes; the
