@@ -73,11 +73,17 @@ def plan_of(
     *,
     blocks: int = 132,
     sampled: bool = False,
+    exact: bool = False,
     **shape: Any,
 ) -> ResidencyPlan:
     shape |= {"vocab": vocab, "rank": rank}
     return plan_residency(
-        Shape(**shape), hopper(blocks), batch=batch, base_type=base_type, sampled=sampled
+        Shape(**shape),
+        hopper(blocks),
+        batch=batch,
+        base_type=base_type,
+        sampled=sampled,
+        exact=exact,
     )
 
 
@@ -103,6 +109,11 @@ class TestKernel:
     @pytest.mark.parametrize("batch", [5, 8, 16, 64])
     def test_of_larger_batches(self, batch: int, cache: Path) -> None:
         check_kernel(plan_of(151_936, 256, batch), cache)
+
+    @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 64])
+    @pytest.mark.parametrize("vocab", [32_000, 151_936, 248_320])
+    def test_of_exact_walks(self, vocab: int, batch: int, cache: Path) -> None:
+        check_kernel(plan_of(vocab, 256, batch, exact=True), cache)
 
     @pytest.mark.parametrize("batch", [1, 2, 4, 8])
     @pytest.mark.parametrize("vocab", [33, 32_000, 151_936])
