@@ -74,6 +74,7 @@ def plan_of(
     blocks: int = 132,
     sampled: bool = False,
     weights: WeightType = "int8",
+    exact: bool = False,
     **shape: Any,
 ) -> ResidencyPlan:
     shape |= {"vocab": vocab, "rank": rank}
@@ -84,6 +85,7 @@ def plan_of(
         base_type=base_type,
         sampled=sampled,
         weights=weights,
+        exact=exact,
     )
 
 
@@ -109,6 +111,11 @@ class TestKernel:
     @pytest.mark.parametrize("batch", [5, 8, 16, 64])
     def test_of_larger_batches(self, batch: int, cache: Path) -> None:
         check_kernel(plan_of(151_936, 256, batch), cache)
+
+    @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 64])
+    @pytest.mark.parametrize("vocab", [32_000, 151_936, 248_320])
+    def test_of_exact_walks(self, vocab: int, batch: int, cache: Path) -> None:
+        check_kernel(plan_of(vocab, 256, batch, exact=True), cache)
 
     @pytest.mark.parametrize("batch", [1, 2, 4, 8])
     @pytest.mark.parametrize("vocab", [33, 32_000, 151_936])

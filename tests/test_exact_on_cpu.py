@@ -23,6 +23,7 @@ from wts.cells import lane_product
 from wts.device import gpu_spec
 from wts.domino import DominoHead
 from wts.heads import MarkovHead
+from wts.pack import quantise_rows
 from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
 from wts.recurrent import GatedHead, RnnHead
@@ -170,6 +171,28 @@ class TestContenders:
             inputs = self.levelled(head, [3, 200, 300, 550], 8, seed)
             turned += int((int8(*inputs) != exact(*inputs)).sum())
         assert turned > 0
+
+    @pytest.mark.parametrize("batch", [1, 4, 8])
+    def test_a_latent_along_the_rounding_of_a_large_row(self, batch: int) -> None:
+        """Its int8 logit is four too low, more than a small row's bound allows that one."""
+        drawn = self.head(0)
+        rows, table = drawn.projection.clone(), drawn.table.clone()
+        generator = torch.Generator().manual_seed(1)
+        rows[3] = 0.1 * torch.randn(self.RANK, generator=generator)
+        rows[400] = 20 * torch.randn(self.RANK, generator=generator)
+        levels, scale = quantise_rows(rows[400:401])
+        lost = (rows[400].float() - scale * levels[0].float()).bfloat16()
+        table[7] = lost / lost.abs().amax()
+        head = MarkovHead(table=table, projection=rows)
+        base, _ = self.levelled(head, [3, 400], batch, 1)
+        bias = lane_product(rows[[3, 400]], table[7:8])
+        base[:, 0, [3, 400]] = (torch.tensor([4.0, 4.5]) - bias).bfloat16()
+        plan = plan_of(head, batch=batch, blocks=self.BLOCKS)
+        anchor = torch.full((batch,), 7)
+        check(head, plan, base, anchor)
+        assert Walker(head, plan, backend="emulator")(base, anchor).tolist() == [[400]] * batch
+        int8 = Walker(head, replace(plan, exact=False), backend="emulator")
+        assert int8(base, anchor).tolist() == [[3]] * batch
 
     def test_identical_rows_give_the_lowest(self) -> None:
         head = MarkovHead(
