@@ -55,6 +55,7 @@ RING_UNITS = 6
 RING_FRAGMENTS = range(8, 17)
 BULK_RING_FRAGMENTS = 16
 LEAST_BULK_PLACES = 3
+MOST_BF16_FRAGMENTS = 640  # of a warp: the sweep of more takes the compiler minutes, and spills
 
 
 _CHOICES = {
@@ -297,6 +298,14 @@ def plan_residency(
     if exact:
         _check_exact(unplaced)
         unplaced = replace(unplaced, exact=True)
+    fragments = unplaced.warp_tiles * unplaced.slabs
+    if weights == "bf16" and fragments > MOST_BF16_FRAGMENTS:
+        raise PlanError.mismatch(
+            "weights",
+            wanted=f"int8 where a warp has more than {MOST_BF16_FRAGMENTS} fragments",
+            found=f"bf16, {fragments} fragments",
+            fix="plan with weights='int8', or for a GPU with more co-resident blocks",
+        )
     widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch
     plan = _first_that_fits(unplaced, widest)
     if plan.shared_bytes > plan.shared_limit:
