@@ -1,4 +1,4 @@
-"""Kernels compiled for Hopper without a GPU: no spills, the planned instructions, the cache."""
+"""Kernels compiled without a GPU: no spills, the planned instructions, the cache."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from wts.compile import (
     compile_walk,
     instruction_counts,
 )
+from wts.device import GPUS
 from wts.errors import CompileError
 from wts.numbers import NumberType
 from wts.plan import ResidencyPlan
@@ -72,13 +73,13 @@ def plan_of(
     base_type: NumberType = "bf16",
     *,
     blocks: int = 132,
+    gpu: str | None = None,
     sampled: bool = False,
     **shape: Any,
 ) -> ResidencyPlan:
     shape |= {"vocab": vocab, "rank": rank}
-    return plan_residency(
-        Shape(**shape), hopper(blocks), batch=batch, base_type=base_type, sampled=sampled
-    )
+    spec = hopper(blocks) if gpu is None else GPUS[gpu]
+    return plan_residency(Shape(**shape), spec, batch=batch, base_type=base_type, sampled=sampled)
 
 
 def check_kernel(plan: ResidencyPlan, cache: Path) -> None:
@@ -169,6 +170,30 @@ class TestKernel:
 
     def test_of_a_large_head_on_few_blocks(self) -> None:
         compile_fitting(plan_of(248_320, 256, 8, blocks=78))
+
+    @pytest.mark.parametrize("gpu", ["b200", "b300"])
+    @pytest.mark.parametrize("sampled", [False, True])
+    @pytest.mark.parametrize("batch", [1, 2, 4, 8])
+    @pytest.mark.parametrize("vocab", [151_936, 248_320])
+    def test_of_blackwell(
+        self, vocab: int, batch: int, sampled: bool, gpu: str, cache: Path
+    ) -> None:
+        """Hopper's kernel as it is, whose warps then multiply alone for any batch."""
+        plan = compile_fitting(plan_of(vocab, 256, batch, gpu=gpu, sampled=sampled)).plan
+        assert plan.arch == GPUS[gpu].arch
+        assert plan.instruction == "mma"
+        check_kernel(plan, cache)
+
+    @pytest.mark.parametrize("gpu", ["b200", "b300"])
+    @pytest.mark.parametrize(("kind", "state"), [("gated", 0), ("rnn", 256), ("domino", 1024)])
+    def test_of_blackwell_and_heads_that_read_hidden_states(
+        self, kind: Any, state: int, gpu: str, cache: Path
+    ) -> None:
+        for batch, sampled in ((1, False), (2, True), (4, False)):
+            plan = plan_of(
+                151_936, 256, batch, gpu=gpu, sampled=sampled, kind=kind, state=state, hidden=2560
+            )
+            check_kernel(compile_fitting(plan).plan, cache)
 
     def test_that_is_traced_compiles_too(self, cache: Path) -> None:
         traced = compile_walk(plan_of(), trace=True, cache=cache)

@@ -40,9 +40,10 @@ def plan_of(
     sampled: bool = False,
     base_type: NumberType = "bf16",
     shared_bytes: int = WHOLE,
+    gpu: str = "h200",
 ) -> ResidencyPlan:
-    gpu = replace(gpu_spec("h200").with_blocks(blocks), shared_bytes_per_block=shared_bytes)
-    return plan_residency(head, gpu, batch=batch, steps=32, sampled=sampled, base_type=base_type)
+    spec = replace(gpu_spec(gpu).with_blocks(blocks), shared_bytes_per_block=shared_bytes)
+    return plan_residency(head, spec, batch=batch, steps=32, sampled=sampled, base_type=base_type)
 
 
 def inputs(
@@ -123,6 +124,16 @@ def test_greedy_plans(vocab: int, rank: int, blocks: int, batch: int, shared_byt
     assert plan.warpgroups == (batch > 4 and shared_bytes != 110_000)
     check_greedy(head, plan, batch, 5, padding=3)
     check_greedy(head, plan, max(1, batch - 1), 2, seed=1)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(("gpu", "batch"), [("b200", 1), ("b200", 8), ("b300", 13)])
+def test_plans_of_blackwell(gpu: str, batch: int, sampled: bool) -> None:
+    """Lone warps for any batch: groups of four requests."""
+    head = MarkovHead.random(vocab=700, rank=128, seed=4)
+    plan = plan_of(head, batch=batch, blocks=2, sampled=sampled, gpu=gpu)
+    assert (plan.instruction, plan.columns) == ("mma", min(batch, 4))
+    (check_sampled if sampled else check_greedy)(head, plan, batch, 3, padding=3)
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,18 @@ class TestEveryPlan:
             assume(shape.vocab >= 20_000)
         assert plan_residency(shape, hopper(), batch=batch, base_type=base_type).batch == batch
 
+    @given(shapes(), st.integers(1, 64), st.booleans(), st.sampled_from(["b200", "b300"]))
+    def test_blackwell_has_no_warpgroups_instruction(
+        self, shape: Shape, batch: int, sampled: bool, gpu: str
+    ) -> None:
+        try:
+            plan = plan_residency(shape, gpu, batch=batch, sampled=sampled)
+        except PlanError:
+            assume(False)
+        assert not plan.warpgroups
+        assert plan.columns <= 4
+        assert plan.arch == GPUS[gpu].arch
+
 
 class TestArguments:
     def test_a_state_too_large_for_the_blocks_of_a_small_vocabulary_is_refused(self) -> None:

@@ -244,8 +244,10 @@ def _plan(args: argparse.Namespace) -> int:
         print(f"  no prediction: {error}")
     else:
         print(f"  {cost_line(cost, plan.gpu, plan.batch)}")
-    if not spec.is_hopper:
-        print("  there is no kernel for this GPU yet: only the emulator walks this plan")
+    if not spec.walks:
+        print("  there is no kernel for this GPU: only the emulator walks this plan")
+    elif spec.caution:
+        print(f"  {spec.caution}")
     return 0
 
 
@@ -314,7 +316,7 @@ def _spec_to_walk(args: argparse.Namespace) -> GpuSpec:
             found="none",
             fix="walk on the CPU with --backend emulator, or see what `wts doctor` says is missing",
         ) from None
-    return spec if spec.is_hopper or not args.fallback else GPUS["h200"]
+    return spec if spec.walks or not args.fallback else GPUS["h200"]
 
 
 def _read_head(args: argparse.Namespace) -> AnyHead:

@@ -54,7 +54,7 @@ _SOURCES = (
 )
 logger = logging.getLogger("wts")
 _MOST_ATTEMPTS = 9
-# Low 12 bits of a 128-bit machine instruction of sm_90; read off the disassembly.
+# Low 12 bits of a 128-bit machine instruction, of sm_90 and sm_100 alike; read off the disassembly.
 _OPCODES = {0x237: "IMMA", 0xDF1: "IGMMA", 0x9F1: "IGMMA", 0x983: "LDL", 0x387: "STL"}
 
 
