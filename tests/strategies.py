@@ -103,6 +103,7 @@ def plans(
             steps=draw(st.integers(1, 32)),
             sampled=draw(st.booleans()),
             base_type=draw(st.sampled_from(NUMBER_TYPES)),
+            tensor_memory=gpu.arch == "sm_100a" and draw(st.booleans()),
         )
     except PlanError:
         assume(False)

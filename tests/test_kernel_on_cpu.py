@@ -23,7 +23,12 @@ from wts.device import gpu_spec
 from wts.heads import DTYPE_OF, MarkovHead, NumberType
 from wts.noise import Noise
 from wts.plan import ResidencyPlan
-from wts.planner import plan_residency, streaming_plan, with_register_fragments
+from wts.planner import (
+    plan_residency,
+    streaming_plan,
+    with_async_tiles,
+    with_register_fragments,
+)
 from wts.walk import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -41,9 +46,18 @@ def plan_of(
     base_type: NumberType = "bf16",
     shared_bytes: int = WHOLE,
     gpu: str = "h200",
+    tensor_memory: bool = False,
 ) -> ResidencyPlan:
     spec = replace(gpu_spec(gpu).with_blocks(blocks), shared_bytes_per_block=shared_bytes)
-    return plan_residency(head, spec, batch=batch, steps=32, sampled=sampled, base_type=base_type)
+    return plan_residency(
+        head,
+        spec,
+        batch=batch,
+        steps=32,
+        sampled=sampled,
+        base_type=base_type,
+        tensor_memory=tensor_memory,
+    )
 
 
 def inputs(
@@ -134,6 +148,56 @@ def test_plans_of_blackwell(gpu: str, batch: int, sampled: bool) -> None:
     plan = plan_of(head, batch=batch, blocks=2, sampled=sampled, gpu=gpu)
     assert (plan.instruction, plan.columns) == ("mma", min(batch, 4))
     (check_sampled if sampled else check_greedy)(head, plan, batch, 3, padding=3)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "rank", "batch", "sampled", "tiles", "tensor", "matrix"),
+    [
+        pytest.param(700, 256, 1, False, 6, 3, 0, id="three tiles in one accumulator"),
+        pytest.param(700, 256, 1, False, 6, 2, 1, id="of which one is in shared memory"),
+        pytest.param(700, 64, 1, True, 6, 0, 3, id="all of them there"),
+        pytest.param(1000, 128, 1, True, 8, 1, 3, id="four tiles in one accumulator"),
+        pytest.param(800, 64, 2, False, 7, 2, 1, id="an accumulator that is not full"),
+        pytest.param(700, 64, 2, True, 6, 1, 3, id="two accumulators"),
+        pytest.param(850, 64, 3, False, 7, 3, 2, id="odd tiles, five accumulators"),
+        pytest.param(1150, 256, 4, True, 9, 4, 2, id="judged two by two"),
+        pytest.param(1400, 64, 4, False, 11, 9, 1, id="more accumulators than warps"),
+        pytest.param(500, 512, 2, False, 4, 1, 1, id="long latents"),
+        pytest.param(500, 64, 7, False, 4, 1, 1, id="two groups"),
+        pytest.param(500, 64, 7, True, 4, 2, 1, id="two groups, sampled"),
+        pytest.param(300, 64, 30, False, 3, 1, 1, id="eight groups, latents fetched later"),
+    ],
+)
+def test_tensor_memory(
+    vocab: int, rank: int, batch: int, sampled: bool, tiles: int, tensor: int, matrix: int
+) -> None:
+    """Tiles of all warps by tcgen05, beside those that each multiplies itself."""
+    head = MarkovHead.random(vocab=vocab, rank=rank, seed=vocab)
+    plan = plan_of(head, batch=batch, sampled=sampled, gpu="b200", tensor_memory=True)
+    plan = with_async_tiles(plan, tensor, matrix)
+    assert (plan.warp_tiles, plan.tensor_tiles, plan.matrix_tiles) == (tiles, tensor, matrix)
+    check = check_sampled if sampled else check_greedy
+    check(head, plan, batch, 4, padding=3)
+    check(head, plan, max(1, batch - 1), 2, seed=1)
+
+
+@pytest.mark.parametrize(("batch", "shared_bytes"), [(1, 100_000), (2, 110_000), (4, 120_000)])
+def test_tensor_memory_and_what_streams(batch: int, shared_bytes: int) -> None:
+    head = MarkovHead.random(vocab=2300, rank=256, seed=6)
+    plan = plan_of(head, batch=batch, shared_bytes=shared_bytes, gpu="b200", tensor_memory=True)
+    assert plan.tensor_tiles > 0
+    assert plan.streamed_fragments > 0
+    check_greedy(head, plan, batch, 3, padding=3)
+
+
+def test_tensor_memory_of_another_warp_is_not_read() -> None:
+    """The simulator's own check: a kernel whose warps count their lanes wrongly."""
+    head = MarkovHead.random(vocab=300, rank=64, seed=3)
+    plan = with_async_tiles(plan_of(head, gpu="b200", batch=4, tensor_memory=True), 1, 0)
+    base, anchor = inputs(head, plan, 4, 1, 0)
+    wrong = ("32 * (warp % 4) + 16 * (warp / 4)", "16 * warp")
+    with pytest.raises(RuntimeError, match="a lane that is another warp's"):
+        Simulator(head, plan, change=wrong)(base, anchor)
 
 
 @pytest.mark.parametrize(

@@ -402,11 +402,14 @@ class TestPrinted:
     def test_shares_and_bytes_add_up(self, plan: ResidencyPlan) -> None:
         text = str(plan)
         rows = re.findall(
-            r"^  (registers|shared memory|streamed from L2) +[\d.]+ +\d+ +([\d.]+) +([\d.]+)%$",
+            r"^  (registers|shared memory|tensor memory|streamed from L2) +[\d.]+ +\d+ +([\d.]+) +([\d.]+)%$",
             text,
             re.MULTILINE,
         )
-        assert [name for name, _, _ in rows] == ["registers", "shared memory", "streamed from L2"]
+        places = ["registers", "shared memory", "streamed from L2"]
+        if plan.async_tiles:
+            places.insert(2, "tensor memory")
+        assert [name for name, _, _ in rows] == places
         assert sum(float(share) for _, _, share in rows) == pytest.approx(100, abs=0.2)
         whole = plan.padded_vocab * plan.rank / 2**20
         assert sum(float(mebibytes) for _, mebibytes, _ in rows) == pytest.approx(whole, abs=0.2)

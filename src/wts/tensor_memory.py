@@ -1,7 +1,7 @@
 """Blackwell's tensor memory: what tcgen05 instructions are told, and where tiles lie.
 
-A plan renders these numbers into the kernel's header, so that no bit field is typed in CUDA. Section
-and table numbers are those of the PTX ISA manual, version 9.0. Pure integers; no torch.
+A plan renders these numbers into the kernel's header, so that no bit field is typed in CUDA.
+Section and table numbers are those of the PTX ISA manual, version 9.0. Pure integers; no torch.
 
 One product is 128 rows of weights (A) with N operand columns (B, the latents) of 32 bytes each: 16
 elements of bf16 or 32 of int8. A tile of each of a block's eight sweeping warps makes the 128 rows.
@@ -40,7 +40,7 @@ CORE_BYTES = 8 * CHUNK_BYTES
 
 OperandType: TypeAlias = Literal["int8", "bf16"]
 
-# Table 42, "Instruction descriptor format for .kind::tf32, .kind::f16, .kind::f8f6f4 and .kind::i8".
+# Table 42, "Instruction descriptor format for .kind::tf32, .kind::f16, .kind::f8f6f4, .kind::i8".
 _RESULT = {"int8": 2, "bf16": 1}  # bits 4-5: S32, F32
 _OPERAND = {"int8": 1, "bf16": 1}  # bits 7-9 and 10-12: signed 8 bits; BF16
 
@@ -82,7 +82,7 @@ def instruction_descriptor(
 
 
 def matrix_descriptor(start: int, *, along_k: int, along_rows: int) -> int:
-    """Where an operand lies in shared memory, without swizzle, K-major: 64 bits (9.7.16.4.1, table 40).
+    """Where an operand lies in shared memory: 64 bits (9.7.16.4.1, table 40). No swizzle, K-major.
 
     Core matrices are eight rows of 16 bytes, one after the other.
 

@@ -33,12 +33,16 @@ class _Range(ctypes.Structure):
 
 
 @cache
-def _build(header: str) -> ctypes.CDLL:
-    """Compile the kernel for a plan's header; kept for the session."""
+def _build(header: str, change: tuple[str, str] | None) -> ctypes.CDLL:
+    """Compile the kernel for a plan's header; kept for the session.
+
+    A change is a text of one of its files, and what to put there: for tests of tests.
+    """
     folder = Path(tempfile.mkdtemp(prefix="wts-simulator-"))
     for source in CSRC.iterdir():
         if source.name != "ptx.cuh":
-            shutil.copy(source, folder)
+            text = source.read_text()
+            (folder / source.name).write_text(text if change is None else text.replace(*change))
     for name in ("ptx.cuh", "simulate.cpp"):
         shutil.copy(HERE / name, folder)
     (folder / "plan_constants.h").write_text(header)
@@ -63,10 +67,16 @@ class Simulator:
         head: the head.
         plan: a small plan for it.
         sequence: what the workspace's exchange counter starts at.
+        change: a text of the kernel's source, and what stands there instead.
     """
 
     def __init__(
-        self, head: AnyHead, plan: ResidencyPlan, *, sequence: int = FIRST_SEQUENCE
+        self,
+        head: AnyHead,
+        plan: ResidencyPlan,
+        *,
+        sequence: int = FIRST_SEQUENCE,
+        change: tuple[str, str] | None = None,
     ) -> None:
         self.plan = plan
         self.packed = pack_head(head, plan, torch.device("cpu"))
@@ -78,7 +88,7 @@ class Simulator:
         for before in range(max(0, sequence - 2), sequence) if sequence != FIRST_SEQUENCE else ():
             words[before & 1] = (before >> 1) & (0xFFFF if plan.wide else 0xF)
         self.state_slots = torch.zeros(plan.state_words, dtype=torch.int64)
-        self.kernel = _build(plan.render_header())
+        self.kernel = _build(plan.render_header(), change)
 
     def _part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
         """What hidden states add to the steps; or room for it, where the kernel makes it."""

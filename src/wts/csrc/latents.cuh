@@ -48,6 +48,47 @@ struct LatentWarp {
            (2 * (column % 4) + plane) * 16;
   }
 
+  // Where tcgen05 reads latents: the word of an element, and of the next three, of a plane. Rows of 16
+  // bytes, one for each operand column, in the order in which weights are packed (pack.py): of a slab of
+  // 32 elements, words 0, 2, 4 and 6, then the others.
+  __device__ __forceinline__ u32 operand_place(int slot, int column, int plane, int element) const {
+    const int word = element % 32 / 4, chunk = element / 32 * 2 + word % 2;
+    const int row = plan::OPERAND_LEAD + plan::REQUEST_COLUMNS * column + plane;
+    return shared_address(shared.latent[slot]) + (chunk * plan::OPERAND_ROWS + row) * 16 +
+           word / 2 * 4;
+  }
+
+  // Puts a 16-byte piece of a latent, as its table row has it, where it is read.
+  __device__ __forceinline__ void put_piece(int slot, int column, int piece,
+                                            const u32 (&words)[4]) const {
+    if constexpr (ASYNC_TILES == 0) {
+      store_shared_16(latent_place(slot, column, piece), words);
+    } else {
+      const int element = piece / 4 * 32 + piece % 2 * 16;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const u32 pair[2] = {words[i], words[i + 2]};
+        store_shared_8(operand_place(slot, column, piece / 2 % 2, element + 4 * i), pair);
+      }
+    }
+  }
+
+  // Puts a lane's run of a plane there.
+  __device__ __forceinline__ void put_run(int slot, int column, int plane, int start,
+                                          const PlaneRun& run) const {
+    if constexpr (ASYNC_TILES == 0) {
+      const int piece = start / 32 * 4 + start / 16 % 2;
+      run.store(latent_place(slot, column, piece + 2 * plane) + start % 16);
+    } else {
+      constexpr int BYTES = RUN < 4 ? RUN : 4;
+#pragma unroll
+      for (int i = 0; i < RUN / BYTES; ++i) {
+        const u32 word[1] = {run.word[i]};
+        store_bytes<BYTES>(operand_place(slot, column, plane, start + 4 * i) + start % 4, word);
+      }
+    }
+  }
+
   // Puts the latents of a round, of some columns, where the sweeping warps read them.
   template <int COUNT>
   __device__ __forceinline__ void send_latents(int round, int first_served,
@@ -63,7 +104,8 @@ struct LatentWarp {
         make_latent(round, column(first_served + i), chosen);
       }
     }
-    if constexpr (plan::WARPGROUPS) fence_async_proxy();  // the tensor cores read these bytes
+    if constexpr (plan::WARPGROUPS || ASYNC_TILES > 0)
+      fence_async_proxy();  // the tensor cores read these bytes
   }
 
   // ---- inner sums --------------------------------------------------------------------------------
@@ -204,9 +246,9 @@ struct LatentWarp {
       if (!run_exists(run, lane)) continue;
       PlaneRun high, low;
       quantise_run(latent[run], scale, high, low);
-      const int start = run_start(run, lane), piece = start / 32 * 4 + start / 16 % 2;
-      high.store(latent_place(slot, column, piece) + start % 16);
-      low.store(latent_place(slot, column, piece + 2) + start % 16);
+      const int start = run_start(run, lane);
+      put_run(slot, column, 0, start, high);
+      put_run(slot, column, 1, start, low);
     }
     if (lane == 0) shared.latent_scale[slot][column] = scale;
   }
@@ -234,7 +276,7 @@ struct LatentWarp {
 #pragma unroll
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
-          store_shared_16(latent_place(slot, column, j * 32 + lane), piece[i][j]);
+          put_piece(slot, column, j * 32 + lane, piece[i][j]);
       if (lane == 0) shared.latent_scale[slot][column] = __uint_as_float(scale[i]);
     }
   }

@@ -2,7 +2,7 @@
 // registers, fragments in registers or in shared memory, resident there or passing through a ring of
 // the warp's own: each lane copies, waits for and reads its own 16 bytes, so nothing else must agree.
 #pragma once
-#include "offer.cuh"
+#include "product_tcgen05.cuh"
 
 namespace wts {
 
@@ -60,6 +60,32 @@ struct Ring {
   __device__ __forceinline__ void end(Shared&) { wait_copies<0>(); }
 };
 
+// Where a lane's operand of a slab begins, for the mma.sync of all tiles.
+struct LatentOperands {
+  u32 place;
+
+  __device__ __forceinline__ LatentOperands(const Shared& shared, int lane, int round) {
+    const u32 latents = shared_address(shared.latent[latent_slot(round)]);
+    const int column = (lane >> 3) % plan::COLUMNS, plane = (lane >> 2) & 1;
+    if constexpr (ASYNC_TILES > 0) {
+      place = latents + (lane & 3) * 4 +
+              (plan::OPERAND_LEAD + plan::REQUEST_COLUMNS * column + plane) * 16;
+    } else {
+      place = latents + column * plan::LATENT_LINE_BYTES + plane * 32 + (lane & 3) * 8;
+    }
+  }
+
+  __device__ __forceinline__ void load(u32 (&operand)[2], int slab) const {
+    if constexpr (ASYNC_TILES > 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        operand[half] = load_shared_4(place + (2 * slab + half) * (plan::OPERAND_ROWS * 16));
+    } else {
+      load_shared_8(operand, place + slab * 64);
+    }
+  }
+};
+
 // One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
 // exchange, rather than kept beside the weights.
 __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
@@ -93,16 +119,15 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     if (sampling.any) park_noise(args, shared, sampling, warp, lane, round);
 
   const int operand_pair = lane >> 3;
-  const u32 latent = shared_address(shared.latent[latent_slot(round)]) +
-                     (operand_pair % plan::COLUMNS) * plan::LATENT_LINE_BYTES +
-                     ((lane >> 2) & 1) * 32 + (lane & 3) * 8;
+  const LatentOperands latent(shared, lane, round);
   barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
   mark(args, round, LATENT_SEEN);
+  if (!exact) begin_products(shared, round);
 
   // All at once, before any product: left to the compiler, each slab would wait for its own load.
   u32 operands[SLABS][2];
 #pragma unroll
-  for (int slab = 0; slab < SLABS; ++slab) load_shared_8(operands[slab], latent + slab * 64);
+  for (int slab = 0; slab < SLABS; ++slab) latent.load(operands[slab], slab);
   __syncwarp();
 
 #pragma unroll
@@ -120,7 +145,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
 #pragma unroll
         for (int live = 0; live < LIVE; ++live) {
           const int tile = (phase * LIVE + live) * SHARING + variant;
-          if (tile >= plan::WARP_TILES) continue;
+          if (tile >= LONE_TILES) continue;
           const int place = fragment_place(fragment_position(phase, slab, variant, live));
           const u32* a = place >= 0 ? weights[max(place, 0)]
                                     : queue[(-1 - min(place, -1)) % plan::QUEUE_DEPTH];
@@ -146,6 +171,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     offer_sums<LIVE>(args, shared, lines, sampling, warp, lane, round, phase * LIVE, [] {},
                         sum_of, exact, limit, offers);
   }
+  offer_products(args, shared, sampling, warp, lane, round, exact, limit, offers);
 }
 
 }  // namespace wts
