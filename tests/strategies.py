@@ -95,6 +95,9 @@ def plans(
         vocab = rows_per_block * gpu.max_blocks
         rank = draw(st.sampled_from((256, 512)))
         shape = replace(shape, vocab=vocab, table_rows=vocab, rank=rank)
+    bf16 = gpu.walks and draw(st.booleans())
+    if bf16:
+        shape = replace(shape, table_type="bf16")
     try:
         plan = plan_residency(
             shape,
@@ -103,7 +106,8 @@ def plans(
             steps=draw(st.integers(1, 32)),
             sampled=draw(st.booleans()),
             base_type=draw(st.sampled_from(NUMBER_TYPES)),
-            tensor_memory=gpu.arch == "sm_100a" and draw(st.booleans()),
+            weights="bf16" if bf16 else "int8",
+            tensor_memory=has_product(gpu.arch, "bf16" if bf16 else "int8") and draw(st.booleans()),
         )
     except PlanError:
         assume(False)

@@ -24,7 +24,7 @@ from wts.compile import (
 )
 from wts.device import GPUS
 from wts.errors import CompileError
-from wts.numbers import NumberType
+from wts.numbers import NumberType, WeightType
 from wts.plan import ResidencyPlan
 from wts.planner import Shape, plan_residency
 
@@ -75,7 +75,8 @@ def plan_of(
     blocks: int = 132,
     gpu: str | None = None,
     sampled: bool = False,
-    tensor_memory: bool = False,
+    weights: WeightType = "int8",
+    tensor_memory: bool | None = None,
     **shape: Any,
 ) -> ResidencyPlan:
     shape |= {"vocab": vocab, "rank": rank}
@@ -86,6 +87,7 @@ def plan_of(
         batch=batch,
         base_type=base_type,
         sampled=sampled,
+        weights=weights,
         tensor_memory=tensor_memory,
     )
 
@@ -98,7 +100,7 @@ def check_kernel(plan: ResidencyPlan, cache: Path) -> None:
     assert (used.spill_bytes, used.local_accesses) == (0, 0)
     assert used.matrix_instructions == plan.matrix_instructions > 0
     assert 0 < used.registers * plan.threads <= 65_536, "a block's registers fit an SM"
-    instruction = {"mma": "IMMA", "wgmma": "IGMMA"}[plan.instruction]
+    instruction = {"mma": "IMMA" if plan.quantised else "HMMA", "wgmma": "IGMMA"}[plan.instruction]
     counts = instruction_counts(compiled.cubin)
     assert counts[instruction] == used.matrix_instructions
     # Of tcgen05: products, a commit and a load of sums for each accumulator, stores of the weights.
@@ -214,10 +216,21 @@ class TestKernel:
     def test_with_tensor_memory(self, vocab: int, batch: int, sampled: bool, cache: Path) -> None:
         planned = plan_of(vocab, 256, batch, gpu="b200", sampled=sampled, tensor_memory=True)
         plan = compile_fitting(planned).plan
-        assert (plan.tensor_tiles > 0) == (vocab > 32_000), (
-            "what registers have room for stays there"
-        )
+        assert (plan.tensor_tiles > 0) == (vocab > 32_000), "registers hold what they can"
         assert plan.streamed_fragments == 0
+        check_kernel(plan, cache)
+
+    @pytest.mark.parametrize("gpu", ["b200", "b300"])
+    @pytest.mark.parametrize("sampled", [False, True])
+    @pytest.mark.parametrize("batch", [1, 2, 4, 8])
+    @pytest.mark.parametrize("vocab", [32_000, 151_936, 248_320])
+    def test_of_bf16_weights_in_tensor_memory(
+        self, vocab: int, batch: int, sampled: bool, gpu: str, cache: Path
+    ) -> None:
+        planned = plan_of(vocab, 256, batch, gpu=gpu, sampled=sampled, weights="bf16")
+        plan = compile_fitting(planned).plan
+        assert plan.arch == GPUS[gpu].arch
+        assert plan.tensor_tiles > 0 or vocab == 32_000
         check_kernel(plan, cache)
 
     @pytest.mark.parametrize(("kind", "state"), [("gated", 0), ("rnn", 256), ("domino", 1024)])

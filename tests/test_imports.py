@@ -24,7 +24,7 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("plan", "cells"),
     ("planner", "pack", "noise", "reading", "bounds"),
     ("reference", "emulator", "compile", "cost"),
-    ("walk",),
+    ("walk", "follow"),
     ("walkers",),
     ("bench", "sglang", "doctor", "fidelity", "figures"),
     ("sample", "plot"),

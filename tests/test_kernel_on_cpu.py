@@ -10,21 +10,18 @@ from __future__ import annotations
 
 import math
 import shutil
-from dataclasses import replace
 
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from simulator import Simulator, step_dtype
+from simulated import KEY, OFFSET, WHOLE, check_greedy, check_sampled, inputs, plan_of
+from simulator import Simulator
 from strategies import silent_head
-from wts.device import gpu_spec
 from wts.heads import DTYPE_OF, MarkovHead, NumberType
 from wts.noise import Noise
-from wts.plan import ResidencyPlan
 from wts.planner import (
-    plan_residency,
     streaming_plan,
     with_async_tiles,
     with_register_fragments,
@@ -32,82 +29,6 @@ from wts.planner import (
 from wts.walk import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
-
-WHOLE = 232_448  # bytes of shared memory of a real block
-KEY, OFFSET = 0x1234_5678_9ABC_DEF0, (1 << 32) - 1
-
-
-def plan_of(
-    head: MarkovHead,
-    *,
-    batch: int = 1,
-    blocks: int = 1,
-    sampled: bool = False,
-    base_type: NumberType = "bf16",
-    shared_bytes: int = WHOLE,
-    gpu: str = "h200",
-    tensor_memory: bool = False,
-) -> ResidencyPlan:
-    spec = replace(gpu_spec(gpu).with_blocks(blocks), shared_bytes_per_block=shared_bytes)
-    return plan_residency(
-        head,
-        spec,
-        batch=batch,
-        steps=32,
-        sampled=sampled,
-        base_type=base_type,
-        tensor_memory=tensor_memory,
-    )
-
-
-def inputs(
-    head: MarkovHead, plan: ResidencyPlan, batch: int, steps: int, seed: int, *, padding: int = 0
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Base logits that start at an odd element where padded, and anchors, one of them outside."""
-    generator = torch.Generator().manual_seed(seed)
-    base = torch.randn(batch, steps, head.vocab + padding, generator=generator) * 2
-    anchor = torch.randint(0, head.table_rows, (batch,), generator=generator)
-    anchor[-1] = -1 if seed % 2 else 1 << 40
-    first = padding // 2
-    return base.to(DTYPE_OF[plan.base_type])[:, :, first : first + head.vocab], anchor
-
-
-def check_greedy(
-    head: MarkovHead,
-    plan: ResidencyPlan,
-    batch: int,
-    steps: int,
-    *,
-    seed: int = 0,
-    padding: int = 0,
-) -> None:
-    base, anchor = inputs(head, plan, batch, steps, seed, padding=padding)
-    simulator = Simulator(head, plan)
-    tokens = simulator(base, anchor, seed=seed)
-    assert torch.equal(tokens, Walker(head, plan, backend="emulator")(base, anchor))
-    assert simulator.status.tolist()[:5] == [2 + steps, 0, 0, 0, 1]
-
-
-def check_sampled(
-    head: MarkovHead,
-    plan: ResidencyPlan,
-    batch: int,
-    steps: int,
-    *,
-    seed: int = 0,
-    padding: int = 0,
-) -> None:
-    base, anchor = inputs(head, plan, batch, steps, seed, padding=padding)
-    temperatures = torch.tensor([1.0, 0.0, 0.6, -1.0, 2.0, float("nan"), 1e-9] * 10)[:batch].clone()
-    results = []
-    for walk in (Simulator(head, plan), Walker(head, plan, backend="emulator")):
-        noise = Noise(key=KEY, offset=torch.tensor([OFFSET]))
-        logits = torch.zeros(batch, steps, head.vocab + 1, dtype=step_dtype(plan))
-        tokens = walk(base, anchor, temperatures=temperatures, noise=noise, logits_out=logits)
-        results.append((tokens, logits, noise.offset))
-    for simulated, emulated in zip(*results, strict=True):
-        assert torch.equal(simulated, emulated)
-    assert int(results[0][2]) == OFFSET + 1
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from wts.device import GPUS
 from wts.errors import DeviceError, PlanError
 from wts.heads import RANKS, MarkovHead
 from wts.numbers import NUMBER_TYPES
-from wts.plan import FRAGMENT_BYTES, SLAB, TILE_ROWS, ResidencyPlan, shared_layout
+from wts.plan import FRAGMENT_BYTES, SLAB_BYTES, TILE_ROWS, ResidencyPlan, shared_layout
 from wts.planner import (
     Shape,
     plan_residency,
@@ -128,7 +128,7 @@ class TestEveryPlan:
     def test_counts_are_those_of_the_shard(self, plan: ResidencyPlan) -> None:
         counts = (plan.register_fragments, plan.shared_fragments, plan.streamed_fragments)
         assert min(counts) >= 0
-        assert sum(counts) == plan.warp_tiles * plan.rank // SLAB
+        assert sum(counts) == plan.warp_tiles * plan.row_bytes // SLAB_BYTES
 
     @given(plans())
     def test_shared_memory_is_within_the_limit(self, plan: ResidencyPlan) -> None:
@@ -402,7 +402,8 @@ class TestPrinted:
     def test_shares_and_bytes_add_up(self, plan: ResidencyPlan) -> None:
         text = str(plan)
         rows = re.findall(
-            r"^  (registers|shared memory|tensor memory|streamed from L2) +[\d.]+ +\d+ +([\d.]+) +([\d.]+)%$",
+            r"^  (registers|shared memory|tensor memory|streamed from L2)"
+            r" +[\d.]+ +\d+ +([\d.]+) +([\d.]+)%$",
             text,
             re.MULTILINE,
         )

@@ -101,7 +101,7 @@ class TestAddresses:
 
     @pytest.mark.parametrize(("lane", "column"), [(128, 0), (0, 512), (-1, 0)])
     def test_outside_are_refused(self, lane: int, column: int) -> None:
-        with pytest.raises(PlanError, match="^(lane|column): wanted 0 to"):
+        with pytest.raises(PlanError, match=r"^(lane|column): wanted 0 to"):
             address(lane, column)
 
     def test_a_warp_has_half_of_the_lanes_that_it_can_reach(self) -> None:
@@ -112,7 +112,7 @@ class TestAddresses:
             reachable = range(32 * (warp % 4), 32 * (warp % 4) + 32)  # 9.7.16.8.1
             assert first in reachable
             assert first + 15 in reachable
-        with pytest.raises(PlanError, match="^warp: wanted 0 to 7, found 8"):
+        with pytest.raises(PlanError, match=r"^warp: wanted 0 to 7, found 8"):
             warp_lane(8)
 
     def test_a_fragments_words_are_each_somewhere_once(self) -> None:

@@ -1,4 +1,7 @@
-"""How far the int8 head may be from the formula, derived from the roundings that it makes."""
+"""How far a walk may be from the formula, derived from the roundings that it makes.
+
+Int8 weights: from their quantisation. Bf16 weights: from the order of sums alone.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +9,7 @@ import torch
 
 from wts.heads import Head
 
-__all__ = ["U32", "decided", "logit_bound"]
+__all__ = ["U32", "bf16_interval", "decided", "decided_between", "logit_bound"]
 
 U32 = 2.0**-24
 # Significand: half a unit in the last place of 1, and half the distance of the smallest numbers.
@@ -73,3 +76,72 @@ def decided(logits: torch.Tensor, bound: torch.Tensor) -> torch.Tensor:
     least = (values - bound).gather(1, winner)
     others = (values + bound).scatter(1, winner, float("-inf"))
     return (least > others).all(1)
+
+
+def bf16_interval(
+    weight: torch.Tensor, base: torch.Tensor, latent: torch.Tensor
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The least and the largest step logit of the bf16 head that sums in fp32 may give.
+
+    Symbols: w a row of W, u the latent, r elements, S = sum w u, P = sum |w| |u|.
+
+    1. Products of two bf16 numbers are exact in fp32, but where they are very small.
+    2. The matrix instruction adds them with at least single precision, in any order, by any
+       rounding (PTX ISA 9.7.14.5): one addition is wrong by at most a unit in the last place of a
+       partial sum, 2^-23 P. Hardware that aligns the 16 products of an instruction and the sum so
+       far to the largest of them and cuts what is below makes 17 such errors, and one more where
+       the result is cut: 18 / 16 an element. So |sum - S| <= e = (9/8) r 2^-23 P (1 + r 2^-20).
+    3. Very small numbers may count as 0: 2^-126 for each product and sum, and 2^-126 times the
+       other factor for each element: 2^-125 r (1 + max|w| + max|u|).
+    4. What follows is rounded, never decreasing: x = R(base + R(sum)). So x lies between its values
+       at S - e and S + e: mostly one number, sometimes two that are neighbours.
+
+    An fp32 sum in any order by a library, as the reference makes it, is within the same.
+
+    Args:
+        weight: bf16 [V, r], finite.
+        base: [B, V], base logits.
+        latent: bf16 [B, r].
+
+    Returns:
+        fp32 [B, V] twice, both numbers of the step's type; -inf and +inf where sums overflow or a
+        latent is not finite.
+    """
+    dtype = torch.promote_types(base.dtype, weight.dtype)
+    rank = weight.shape[1]
+    w, u = weight.double(), latent.double()
+    exact, product = u @ w.T, u.abs() @ w.abs().T
+    error = 1.125 * rank * 2.0**-23 * (1 + rank * 2.0**-20) * product
+    error += 2.0**-125 * rank * (1 + w.abs().amax(1)[None, :] + u.abs().amax(1)[:, None])
+
+    def logit(total: torch.Tensor) -> torch.Tensor:
+        return (base.float() + total.float().to(dtype).float()).to(dtype).float()
+
+    least, most = logit(exact - error), logit(exact + error)
+    open_ended = ~(1.01 * product < torch.finfo(dtype).max) | least.isnan() | most.isnan()
+    open_ended &= base != float("-inf")
+    never = torch.where(base == float("-inf"), float("-inf"), 0.0)
+    least = torch.where(open_ended, float("-inf"), least.nan_to_num(nan=float("-inf")))
+    most = torch.where(open_ended, float("inf"), most.nan_to_num(nan=float("-inf")))
+    return least + never, most + never
+
+
+def decided_between(least: torch.Tensor, most: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Whose winner is the same wherever in these intervals logits or scores lie.
+
+    A row wins for sure where its least is above the largest of every other row, or equal to it and
+    the other row is behind it.
+
+    Args:
+        least, most: fp32 [B, V].
+
+    Returns:
+        bool [B], and int64 [B], the winner where it is decided.
+    """
+    top = least.amax(1, keepdim=True)
+    winner = (least == top).to(torch.uint8).argmax(1, keepdim=True)
+    rows = torch.arange(least.shape[1], device=least.device)
+    others = torch.where(rows == winner, float("-inf"), most)
+    ahead = torch.where(rows < winner, others, float("-inf")).amax(1, keepdim=True)
+    behind = torch.where(rows > winner, others, float("-inf")).amax(1, keepdim=True)
+    return ((top > ahead) & (top >= behind))[:, 0], winner[:, 0]

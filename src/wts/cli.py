@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from wts.device import GPUS, LOCAL, GpuSpec, gpu_spec
 from wts.errors import DeviceError, InputError, WalkError, describe
-from wts.numbers import HEAD_KINDS
+from wts.numbers import HEAD_KINDS, WEIGHT_TYPES
 from wts.progress import sayer
 
 if TYPE_CHECKING:
@@ -93,6 +93,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--steps", type=int, default=16, metavar="K", help="default 16")
     plan.add_argument("--blocks", type=int, metavar="N", help="co-resident blocks, if fewer")
     plan.add_argument("--sampled", action="store_true", help="plan for temperatures above 0")
+    plan.add_argument(
+        "--weights", choices=WEIGHT_TYPES, default="int8", help="of the projection, default int8"
+    )
     plan.set_defaults(run=_plan)
 
     walk = commands.add_parser("walk", help="draft a block, print its tokens as JSON")
@@ -123,6 +126,12 @@ def _parser() -> argparse.ArgumentParser:
         help="token before the first step, one per request",
     )
     walk.add_argument("--backend", choices=_BACKENDS, default="auto")
+    walk.add_argument(
+        "--weights",
+        choices=WEIGHT_TYPES,
+        default="int8",
+        help="what the projection is kept as: int8 (default), or bf16 as a bf16 head has it",
+    )
     walk.add_argument(
         "--fallback", action="store_true", help="let auto use the emulator where there is no GPU"
     )
@@ -236,7 +245,14 @@ def _plan(args: argparse.Namespace) -> int:
         state=state,
         hidden=0 if args.head_kind == "markov" else hidden,
     )
-    plan = plan_residency(shape, spec, batch=args.batch, steps=args.steps, sampled=args.sampled)
+    plan = plan_residency(
+        shape,
+        spec,
+        batch=args.batch,
+        steps=args.steps,
+        sampled=args.sampled,
+        weights=args.weights,
+    )
     print(plan)
     try:
         cost = predict(plan, spec)
@@ -278,6 +294,7 @@ def _walk(args: argparse.Namespace) -> int:
         batch=base_logits.shape[0],
         steps=base_logits.shape[1],
         base_type=NUMBER_TYPE_OF[base_logits.dtype],
+        weights=args.weights,
     )
     say("packing the head" + ("" if args.backend in ("emulator", "reference") else ", compiling"))
     walker = Walker(head, plan, backend=args.backend, fallback=args.fallback)

@@ -42,6 +42,7 @@ _SOURCES = (
     "activations.cuh",
     "sweep.cuh",
     "product_mma.cuh",
+    "lone_ring.cuh",
     "product_wgmma.cuh",
     "product_tcgen05.cuh",
     "offer.cuh",
@@ -59,6 +60,7 @@ _MOST_ATTEMPTS = 9
 # UTCMMA stands for UTCIMMA and UTCHMMA, with A in tensor memory or in shared memory.
 _OPCODES = {
     0x237: "IMMA",
+    0x23C: "HMMA",
     0xDF1: "IGMMA",
     0x9F1: "IGMMA",
     0x983: "LDL",
@@ -120,7 +122,7 @@ class Resources:
     Args:
         registers: per thread at launch; the roles share them out anew.
         spill_bytes: stores and loads that the assembler says it spilled.
-        matrix_instructions: IMMA and IGMMA in the code.
+        matrix_instructions: IMMA, HMMA and IGMMA in the code.
         tensor_instructions: UTCMMA in the code, the products of tcgen05.
         local_accesses: LDL and STL in the code; any is a fault.
     """
@@ -321,7 +323,7 @@ def _resources(cubin: bytes, log: str) -> Resources:
     return Resources(
         registers=max(map(int, registers)),
         spill_bytes=sum(int(store) + int(load) for store, load in spills),
-        matrix_instructions=counts["IMMA"] + counts["IGMMA"],
+        matrix_instructions=counts["IMMA"] + counts["HMMA"] + counts["IGMMA"],
         tensor_instructions=counts["UTCMMA"],
         local_accesses=counts["LDL"] + counts["STL"],
     )

@@ -34,6 +34,7 @@ class Constants:
     Args:
         clock_share: clock inside a walk, as a share of the peak clock.
         mma_cycles: lone warps' products of a fragment: two warps of a sub-core, 6.02 cycles each.
+        bf16_mma_cycles: the same of bf16 weights, 7.1 cycles each.
         wgmma_register_cycles: warpgroups' products of a fragment whose weights are in registers.
         wgmma_shared_cycles: the same where they are in shared memory.
         l2_bytes_per_cycle: what L2 gives one SM while all of them ask.
@@ -49,6 +50,7 @@ class Constants:
 
     clock_share: float = 0.884
     mma_cycles: float = 12.04
+    bf16_mma_cycles: float = 14.2
     wgmma_register_cycles: float = 28.4
     wgmma_shared_cycles: float = 41.8
     l2_bytes_per_cycle: float = 35.0
@@ -83,7 +85,7 @@ class Cost:
         stream_us: the part of L2's time that the products do not hide.
         judge_us: of a step, all groups.
         exchange_us: of a step; 0 where groups hide it.
-        measured_kind: whether this kind of GPU is the one that the constants come from.
+        measured_kind: whether the constants come from this kind of GPU and of weights.
         latent_free: whether the head's latents cost extra that is not predicted.
     """
 
@@ -149,15 +151,19 @@ def predict(plan: ResidencyPlan, spec: GpuSpec, constants: Constants | None = No
         if plan.sampled:
             judging = given.group_sampled_judging_cycles
     else:
+        mma_cycles = given.mma_cycles if plan.quantised else given.bf16_mma_cycles
         product = (
-            given.mma_cycles * (plan.register_fragments + away)
+            mma_cycles * (plan.register_fragments + away)
             + fragment_bytes / _SHARED_BYTES_PER_CYCLE * away
         )
         accumulators = plan.accumulators
         judging = given.greedy_judging_cycles
         if plan.sampled:
             judging = given.lone_sampled_judging_cycles
-    stream = fragment_bytes * plan.streamed_fragments / given.l2_bytes_per_cycle
+    streamed = plan.streamed_fragments
+    if not plan.quantised and plan.groups == 1:  # what a ring holds comes while blocks exchange
+        streamed -= plan.ring_units * plan.unit_fragments
+    stream = fragment_bytes * streamed / given.l2_bytes_per_cycle
     exchange = given.sampled_exchange_cycles if plan.sampled else given.greedy_exchange_cycles
 
     judge_us = accumulators * judging * cycle_us
@@ -166,13 +172,15 @@ def predict(plan: ResidencyPlan, spec: GpuSpec, constants: Constants | None = No
     round_us = product_us + stream_us + judge_us
     return Cost(
         launch_us=given.launch_us,
-        load_us=plan.padded_vocab * plan.rank / load_rate,
+        load_us=plan.padded_vocab * plan.row_bytes / load_rate,
         fill_us=given.fill_rounds * round_us if plan.warpgroups else 0.0,
         product_us=plan.groups * product_us,
         stream_us=plan.groups * stream_us,
         judge_us=plan.groups * judge_us,
         exchange_us=exchange * cycle_us if plan.groups == 1 else 0.0,
-        measured_kind=kind == CALIBRATED and spec.max_blocks == GPUS[CALIBRATED].max_blocks,
+        measured_kind=plan.quantised
+        and kind == CALIBRATED
+        and spec.max_blocks == GPUS[CALIBRATED].max_blocks,
         latent_free=plan.kind != "markov",
     )
 

@@ -1,7 +1,9 @@
 """The walk as the device does it, on the CPU: packed bytes, the plan's blocks, the same roundings.
 
-Every number here is exact or rounded once, in the order the kernel rounds it, so tokens equal the
-device's bit for bit, for any plan.
+With int8 weights every number here is exact or rounded once, in the order the kernel rounds it, so
+tokens equal the device's bit for bit, for any plan. With bf16 weights sums of products are the
+hardware's, whose order and roundings are its own: `wts.bounds.bf16_interval` says how far from
+these its step logits may be.
 """
 
 from __future__ import annotations
@@ -13,11 +15,13 @@ import torch
 
 from wts.errors import InputError
 from wts.noise import Noise, philox_words, sampled_scores
-from wts.pack import PackedHead, QuantisedLatents, load_rows
+from wts.pack import Latents, PackedHead, QuantisedLatents, load_rows
 from wts.plan import TILE_ROWS, ResidencyPlan
 from wts.weights import DTYPE_OF
 
-__all__ = ["Emulator", "int8_logits"]
+__all__ = ["Emulator", "bf16_logits", "int8_logits", "unfit_rows"]
+
+SLAB = 16  # bf16 elements of one matrix instruction
 
 
 def ordered_key(score: torch.Tensor) -> torch.Tensor:
@@ -60,6 +64,53 @@ def int8_logits(
     dot = 256 * (high.float() @ levels.T).int() + (low.float() @ levels.T).int()
     scale = row_scale[None, :] * latent_scale[:, None]
     return (base + dot.float() * scale).to(dtype)
+
+
+def slab_sums(weight: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
+    """W . latent, fp32 [B, V]: 16 products at a time, ascending, each sum of them rounded once.
+
+    The products of two bf16 numbers, and nearly always the sums of 16 of them, are exact in fp64.
+
+    Args:
+        weight: bf16 [V, r].
+        latent: bf16 [B, r].
+    """
+    total = torch.zeros(len(latent), len(weight))
+    for first in range(0, weight.shape[1], SLAB):
+        slab = slice(first, first + SLAB)
+        total = (total.double() + latent[:, slab].double() @ weight[:, slab].double().T).float()
+    return total
+
+
+def bf16_logits(
+    weight: torch.Tensor,
+    unfit: torch.Tensor,
+    base: torch.Tensor,
+    latent: torch.Tensor | None,
+    dtype: torch.dtype,
+) -> torch.Tensor:
+    """Step logits of the bf16 head, rounding by rounding.
+
+    Args:
+        weight: bf16 [V, r].
+        unfit: bool [V], rows that are not finite: their logits are NaN.
+        base: fp32 [B, V], base logits.
+        latent: bf16 [B, r]; None for a step that the head has no part in.
+        dtype: of the step.
+
+    Returns:
+        [B, V] in `dtype`.
+    """
+    if latent is None:
+        return base.to(dtype)
+    bias = torch.where(unfit, float("nan"), slab_sums(weight, latent)).to(dtype)
+    return (base + bias.float()).to(dtype)
+
+
+def unfit_rows(packed: PackedHead) -> torch.Tensor:
+    """Rows of bf16 weights that are not finite, bool [padded_vocab]."""
+    bits = packed.row_scale[:, None] >> torch.arange(32, device=packed.row_scale.device)
+    return (bits & 1).flatten() != 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -108,7 +159,8 @@ class Emulator:
                 found=type(hidden_part).__name__,
                 fix="leave it out" if self.packed.cell is None else "pass it",
             )
-        levels = load_rows(self.packed.tiles, plan).float()  # integers up to 127: exact
+        rows = load_rows(self.packed.tiles, plan)
+        levels = rows.float() if plan.quantised else rows  # integers up to 127: exact
         batch, steps, _ = base_logits.shape
         state = self.packed.initial_state(batch)
         last_row = plan.table_rows - 1
@@ -139,15 +191,18 @@ class Emulator:
         return tokens, clamped
 
     def _step_logits(
-        self, levels: torch.Tensor, base: torch.Tensor, latents: QuantisedLatents | None
+        self, levels: torch.Tensor, base: torch.Tensor, latents: Latents | None
     ) -> torch.Tensor:
         """x of every row of the padded vocabulary, fp32 [B, padded_vocab]."""
         plan = self.plan
         padded = torch.full((len(base), plan.padded_vocab), float("-inf"))
         padded[:, : plan.vocab] = base[:, : plan.vocab].float()
-        return int8_logits(
-            levels, self.packed.row_scale, padded, latents, DTYPE_OF[plan.step_type]
-        ).float()
+        dtype = DTYPE_OF[plan.step_type]
+        if not isinstance(latents, torch.Tensor):
+            return int8_logits(levels, self.packed.row_scale, padded, latents, dtype).float()
+        logits = bf16_logits(levels, unfit_rows(self.packed), padded, latents, dtype).float()
+        logits[:, plan.vocab :] = float("-inf")  # not NaN, whatever the latent
+        return logits
 
     def _select(self, scores: torch.Tensor) -> torch.Tensor:
         """Draft id of each request: best of a warp, of a block, of all blocks."""

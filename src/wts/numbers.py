@@ -6,7 +6,17 @@ from collections.abc import Mapping
 from types import MappingProxyType
 from typing import Literal, TypeAlias
 
-__all__ = ["HEAD_KINDS", "NUMBER_BYTES", "NUMBER_TYPES", "RANKS", "HeadKind", "NumberType"]
+__all__ = [
+    "HEAD_KINDS",
+    "NUMBER_BYTES",
+    "NUMBER_TYPES",
+    "RANKS",
+    "WEIGHT_BYTES",
+    "WEIGHT_TYPES",
+    "HeadKind",
+    "NumberType",
+    "WeightType",
+]
 
 RANKS = (64, 128, 256, 512)
 """Ranks of the latent that are supported."""
@@ -19,6 +29,15 @@ NUMBER_BYTES: Mapping[NumberType, int] = MappingProxyType({"bf16": 2, "fp16": 2,
 
 NUMBER_TYPES = tuple(NUMBER_BYTES)
 """All number types; the kernel knows them by their places here."""
+
+WeightType: TypeAlias = Literal["int8", "bf16"]
+"""What rows of the projection are kept as: quantised, or the head's own numbers."""
+
+WEIGHT_BYTES: Mapping[WeightType, int] = MappingProxyType({"int8": 1, "bf16": 2})
+"""Bytes of one weight of each type."""
+
+WEIGHT_TYPES = tuple(WEIGHT_BYTES)
+"""All types of weights."""
 
 HeadKind: TypeAlias = Literal["markov", "gated", "rnn", "domino"]
 HEAD_KINDS: tuple[HeadKind, ...] = ("markov", "gated", "rnn", "domino")

@@ -1,9 +1,12 @@
 """Checkpoint tensors to packed bytes and back: quantise, pad, tile, fragment order.
 
+A row is int8 levels with a scale, or the head's own bf16 numbers: 32 bytes of it are a slab.
+
 The byte order is that of the matrix instruction. For m16n8k32 (PTX ISA 9.7.14.5.11) lane 4 g + t of
 a warp holds words {row g, row g + 8} x {k, k + 16} of a tile's slab, so one 16-byte load per lane
 fetches a whole operand; a latent's elements 8 t .. 8 t + 3 and 8 t + 4 .. 8 t + 7 play k = 4 t and
-16 + 4 t, so that a lane finds its two words side by side. For wgmma (9.7.15.5.1) four warps' tiles
+16 + 4 t, so that a lane finds its two words side by side. m16n8k16 of bf16 has the same words, of
+two elements each, so its bytes are in the same order. For wgmma (9.7.15.5.1) four warps' tiles
 make one operand of 8 x 16-byte core matrices. Rows are placed so that a lane's two results are two
 consecutive tokens: row g and row g + 8 of half h of a pair of tiles are tokens 4 g + 2 h and
 4 g + 2 h + 1 of its 32.
@@ -16,18 +19,21 @@ from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
 import torch
+import torch.nn.functional as F
 
 from wts.cells import AnyHead, Cell, cell_of, hidden_part, input_rows
 from wts.heads import HeadState, MarkovHead
-from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, SLAB, TILE_ROWS, WARPGROUP, ResidencyPlan
+from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, SLAB_BYTES, TILE_ROWS, WARPGROUP, ResidencyPlan
 
 __all__ = [
+    "Latents",
     "PackedHead",
     "QuantisedLatents",
     "load_rows",
     "pack_head",
     "quantise_latents",
     "quantise_rows",
+    "split_rows",
     "store_rows",
     "unpack_latents",
     "unpack_rows",
@@ -42,19 +48,25 @@ _INPUT_ROWS = 1 << 12  # at once: their products are made in fp64
 QuantisedLatents: TypeAlias = tuple[torch.Tensor, torch.Tensor, torch.Tensor]
 """hi int8 [n, r], lo int8 [n, r], scale fp32 [n]: latents are close to scale (256 hi + lo)."""
 
+Latents: TypeAlias = QuantisedLatents | torch.Tensor
+"""What is multiplied with int8 weights, or, bf16 [n, r], with bf16 ones."""
+
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class PackedHead:
     """One head as the device reads it; the only copy a Walker keeps.
 
     Args:
-        tiles: uint8 [padded_vocab / 16, 16 r], in the order of the plan's instruction.
-        row_scale: fp32 [padded_vocab], 0 for padding rows.
+        tiles: uint8 [padded_vocab / 16, 16 rows' bytes], in the order of the plan's instruction.
+        row_scale: fp32 [padded_vocab], 0 for padding rows. With bf16 weights int32 [padded_vocab /
+            32], a bit for each row, lowest first: set where its scale is NaN, not 1.
         table: uint8 [table_rows, ...], what a step fetches for a token. Of a Markov head: 2 r + 32
-            bytes, the quantised latent slab by slab, then the scale; of others: `input_rows`.
+            bytes, the quantised latent slab by slab, then the scale, or 2 r bytes, the latent in
+            bf16; of others: `input_rows`.
         draft_to_target: int32 [vocab] or None.
         cell: the weights of a head's steps; None for a Markov head, whose latents are the table.
         hidden_inside: whether the kernel makes the hidden part.
+        quantised: whether the weights are levels, and so latents are quantised.
         storage: the plan's, of the order of bytes in tiles.
     """
 
@@ -64,6 +76,7 @@ class PackedHead:
     draft_to_target: torch.Tensor | None
     cell: Cell | None = None
     hidden_inside: bool = False
+    quantised: bool = True
     storage: tuple[object, ...] = ()
 
     @property
@@ -91,7 +104,7 @@ class PackedHead:
 
     def latent(
         self, state: HeadState, prev_token: torch.Tensor, part: torch.Tensor | None
-    ) -> tuple[HeadState, QuantisedLatents | None]:
+    ) -> tuple[HeadState, Latents | None]:
         """The latent function as the device has it.
 
         Args:
@@ -100,14 +113,14 @@ class PackedHead:
             part: fp32 [B, P], the hidden part of the step; None for a Markov head.
 
         Returns:
-            The new state and the quantised latents; None at a step without.
+            The new state and the latents, quantised or bf16 [B, r]; None at a step without.
         """
         rows = self.table[prev_token]
         if self.cell is None:
-            return state, unpack_latents(rows)
+            return state, unpack_latents(rows) if self.quantised else rows.view(torch.bfloat16)
         assert part is not None
         state, latent = self.cell.latent(state, rows, part)
-        return state, None if latent is None else quantise_latents(latent)
+        return state, quantise_latents(latent) if self.quantised and latent is not None else latent
 
 
 def _weights_of(cell: Cell) -> list[torch.Tensor]:
@@ -144,6 +157,28 @@ def quantise_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     return _levels(values, scale, WEIGHT_LEVELS).to(torch.int8), scale
 
 
+def split_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Rows of W as they are multiplied in bf16.
+
+    A row that is not finite is put aside, with zeros in its place: where tiles share an accumulator
+    its product with the zeros of their latents would be NaN.
+
+    Args:
+        weight: bf16 [n, r].
+
+    Returns:
+        int8 [n, 2 r], the bytes of the rows; bool [n], those that are not finite.
+    """
+    unfit = ~torch.isfinite(weight).all(1)
+    return torch.where(unfit[:, None], 0.0, weight).to(weight).view(torch.int8), unfit
+
+
+def _bits(flags: torch.Tensor) -> torch.Tensor:
+    """Bool [32 n] as int32 [n], lowest bit first."""
+    places = 1 << torch.arange(32, device=flags.device)
+    return (flags.view(-1, 32) * places).sum(1).to(torch.int32)
+
+
 def quantise_latents(latent: torch.Tensor) -> QuantisedLatents:
     """Quantise latents to 16 bits in two int8 planes.
 
@@ -167,7 +202,7 @@ def pack_rows(levels: torch.Tensor) -> torch.Tensor:
     """Put int8 rows [n, r] into tiles: uint8 [n / 16, 16 r]; n is a multiple of 32."""
     rows, rank = levels.shape
     # token = (pair, g, half, j), element = (slab, t, k half, byte); word of a lane = 2 (k half) + j
-    parts = levels.view(rows // PAIR_ROWS, 8, 2, 2, rank // SLAB, 4, 2, 4)
+    parts = levels.view(rows // PAIR_ROWS, 8, 2, 2, rank // SLAB_BYTES, 4, 2, 4)
     packed = parts.permute(0, 2, 4, 1, 5, 6, 3, 7).contiguous()
     return packed.view(torch.uint8).view(rows // TILE_ROWS, TILE_ROWS * rank)
 
@@ -176,7 +211,7 @@ def unpack_rows(tiles: torch.Tensor) -> torch.Tensor:
     """Undo `pack_rows`: uint8 [n / 16, 16 r] to int8 [n, r]."""
     count, size = tiles.shape
     rank = size // TILE_ROWS
-    parts = tiles.view(torch.int8).view(count // 2, 2, rank // SLAB, 8, 4, 2, 2, 4)
+    parts = tiles.view(torch.int8).view(count // 2, 2, rank // SLAB_BYTES, 8, 4, 2, 2, 4)
     return parts.permute(0, 3, 1, 6, 2, 4, 5, 7).reshape(count * TILE_ROWS, rank)
 
 
@@ -215,12 +250,12 @@ def _fragments(plan: ResidencyPlan, tile: torch.Tensor) -> torch.Tensor:
 
 
 def store_rows(levels: torch.Tensor, plan: ResidencyPlan, tiles: torch.Tensor, first: int) -> None:
-    """Put int8 rows into a plan's tiles.
+    """Put rows into a plan's tiles.
 
     Args:
-        levels: int8 [n, r]; n is a multiple of 32.
+        levels: int8 [n, row_bytes]: levels, or the bytes of bf16 weights; n is a multiple of 32.
         plan: the plan.
-        tiles: uint8 [padded_vocab / 16, 16 r], written.
+        tiles: uint8 [padded_vocab / 16, tile_bytes], written.
         first: token of the first row, a multiple of 32.
     """
     count = len(levels) // TILE_ROWS
@@ -238,13 +273,14 @@ def store_rows(levels: torch.Tensor, plan: ResidencyPlan, tiles: torch.Tensor, f
 
 
 def load_rows(tiles: torch.Tensor, plan: ResidencyPlan) -> torch.Tensor:
-    """Undo `store_rows` for all rows: int8 [padded_vocab, r]."""
+    """Undo `store_rows` for all rows: int8, or bf16 as the weights are, [padded_vocab, r]."""
     number = torch.arange(plan.padded_vocab // TILE_ROWS, device=tiles.device)
     warp, tile = _warp_tiles(plan, number)
     stored = _stored(tiles, plan)
     if not plan.warpgroups:
         packed = stored[warp[:, None], _fragments(plan, tile)]
-        return unpack_rows(packed.reshape(len(number), plan.tile_bytes))
+        rows = unpack_rows(packed.reshape(len(number), plan.tile_bytes))
+        return rows if plan.quantised else rows.contiguous().view(torch.bfloat16)
     packed = stored[warp // WARPGROUP, warp % WARPGROUP, tile]
     parts = packed.reshape(len(number) // 2, 2, plan.slabs, 2, 2, 8, 16)
     rows = parts.permute(0, 5, 1, 4, 2, 3, 6).reshape(plan.padded_vocab, plan.rank)
@@ -254,7 +290,7 @@ def load_rows(tiles: torch.Tensor, plan: ResidencyPlan) -> torch.Tensor:
 def pack_latents(high: torch.Tensor, low: torch.Tensor, scale: torch.Tensor) -> torch.Tensor:
     """Put quantised latents into table rows, slab by slab both planes: uint8 [n, 2 r + 32]."""
     rows, rank = high.shape
-    planes = torch.stack([high, low], 1).view(rows, 2, rank // SLAB, SLAB)
+    planes = torch.stack([high, low], 1).view(rows, 2, rank // SLAB_BYTES, SLAB_BYTES)
     words = planes.permute(0, 2, 1, 3).reshape(rows, 2 * rank).view(torch.uint8)
     table = torch.zeros(rows, 2 * rank + 32, dtype=torch.uint8, device=high.device)
     table[:, : 2 * rank] = words
@@ -267,7 +303,8 @@ def unpack_latents(table: torch.Tensor) -> QuantisedLatents:
     rows, size = table.shape
     rank = (size - 32) // 2
     words = table[:, : 2 * rank].contiguous().view(torch.int8)
-    planes = words.view(rows, rank // SLAB, 2, SLAB).permute(0, 2, 1, 3).reshape(rows, 2, rank)
+    planes = words.view(rows, rank // SLAB_BYTES, 2, SLAB_BYTES).permute(0, 2, 1, 3)
+    planes = planes.reshape(rows, 2, rank)
     scale = table[:, 2 * rank : 2 * rank + 4].contiguous().view(torch.float32)[:, 0]
     return planes[:, 0], planes[:, 1], scale
 
@@ -297,6 +334,7 @@ def pack_head(
     Returns:
         The packed head.
     """
+    done = [other for other in done if other.quantised == plan.quantised]
     packed = into or _room_for(head, plan, device, done)
     if not any(packed.tiles is other.tiles for other in done):
         _pack_projection(head, plan, packed, device)
@@ -304,7 +342,8 @@ def pack_head(
         return packed
     at_once = _CHUNK_ROWS if isinstance(head, MarkovHead) else _INPUT_ROWS
     for first, rows in _chunks(head.table, device, at_once):
-        packed.table[first : first + len(rows)] = _fetched_rows(head, rows)
+        fetched = _fetched_rows(head, rows, quantised=plan.quantised)
+        packed.table[first : first + len(rows)] = fetched
     if head.draft_to_target is not None and packed.draft_to_target is not None:
         packed.draft_to_target.copy_(head.draft_to_target[: plan.vocab])
     if into is not None and into.cell is not None and not isinstance(head, MarkovHead):
@@ -319,12 +358,15 @@ def _pack_projection(
     head: AnyHead, plan: ResidencyPlan, packed: PackedHead, device: torch.device
 ) -> None:
     for first, rows in _chunks(head.projection[: plan.vocab], device):
-        levels, scale = quantise_rows(rows)
         padding = -len(rows) % PAIR_ROWS
-        if padding:
-            levels = torch.cat([levels, levels.new_zeros(padding, plan.rank)])
-        store_rows(levels, plan, packed.tiles, first)
-        packed.row_scale[first : first + len(rows)] = scale
+        if plan.quantised:
+            levels, scale = quantise_rows(rows)
+            packed.row_scale[first : first + len(rows)] = scale
+        else:
+            levels, unfit = split_rows(rows)
+            unfit = F.pad(unfit, (0, padding))
+            packed.row_scale[first // 32 : (first + len(unfit)) // 32] = _bits(unfit)
+        store_rows(F.pad(levels, (0, 0, 0, padding)), plan, packed.tiles, first)
 
 
 def _room_for(
@@ -337,30 +379,34 @@ def _room_for(
             return replace(other, hidden_inside=inside)
     tile_bytes = (plan.padded_vocab // TILE_ROWS, plan.tile_bytes)
     tiles = torch.zeros(tile_bytes, dtype=torch.uint8, device=device)
-    row_scale = torch.zeros(plan.padded_vocab, dtype=torch.float32, device=device)
+    scale_words = plan.num_blocks * plan.row_scale_words
+    scale_type = torch.float32 if plan.quantised else torch.int32
+    row_scale = torch.zeros(scale_words, dtype=scale_type, device=device)
     if done:
         return replace(
             done[0], tiles=tiles, row_scale=row_scale, hidden_inside=inside, storage=storage
         )
-    row_bytes = _fetched_rows(head, head.table[:1]).shape[1]
     return PackedHead(
         tiles=tiles,
         row_scale=row_scale,
-        table=torch.empty(plan.table_rows, row_bytes, dtype=torch.uint8, device=device),
+        table=torch.empty(plan.table_rows, plan.table_row_bytes, dtype=torch.uint8, device=device),
         draft_to_target=None
         if head.draft_to_target is None
         else torch.empty(plan.vocab, dtype=torch.int32, device=device),
         cell=None if isinstance(head, MarkovHead) else cell_of(head, device),
         hidden_inside=inside,
+        quantised=plan.quantised,
         storage=storage,
     )
 
 
-def _fetched_rows(head: AnyHead, rows: torch.Tensor) -> torch.Tensor:
+def _fetched_rows(head: AnyHead, rows: torch.Tensor, *, quantised: bool) -> torch.Tensor:
     """What a step fetches for tokens, uint8 [n, ...], from their table rows."""
-    if isinstance(head, MarkovHead):
-        return pack_latents(*quantise_latents(rows))
-    return input_rows(head, rows)
+    if not isinstance(head, MarkovHead):
+        return input_rows(head, rows)
+    if not quantised:
+        return rows.contiguous().view(torch.uint8)
+    return pack_latents(*quantise_latents(rows))
 
 
 def _chunks(

@@ -16,7 +16,15 @@ import hashlib
 from dataclasses import dataclass
 from typing import Literal
 
-from wts.numbers import HEAD_KINDS, NUMBER_BYTES, NUMBER_TYPES, HeadKind, NumberType
+from wts.numbers import (
+    HEAD_KINDS,
+    NUMBER_BYTES,
+    NUMBER_TYPES,
+    WEIGHT_BYTES,
+    HeadKind,
+    NumberType,
+    WeightType,
+)
 from wts.tensor_memory import (
     CHUNK_BYTES,
     COLUMNS,
@@ -35,7 +43,7 @@ Instruction = Literal["mma", "wgmma"]
 
 TILE_ROWS = 16
 PAIR_ROWS = 32
-SLAB = 32  # latent elements of one matrix instruction
+SLAB_BYTES = 32  # of a row in one matrix instruction: 32 int8 weights, or 16 in bf16
 FRAGMENT_BYTES = 512  # one slab of one tile
 SERVICE_WARPS = 4
 # Of a warp of a warpgroup: more, each drawing its own noise, do not fit in the instruction cache.
@@ -59,6 +67,10 @@ class ResidencyPlan:
     `tensor_limit`: columns of tensor memory that it may use; 0: none, tcgen05 multiplies nothing.
     `tensor_tiles`, `matrix_tiles`: of each sweeping warp's tiles, how many tcgen05 multiplies with
     the weights in tensor memory, and how many with them in shared memory; its last ones.
+    `weights`: what rows of the projection are kept as; latents are quantised only for int8.
+    `operand_slabs`: slabs of a latent that a lane of a lone warp holds at once.
+    `copied_together`: fragments that pass through a lone warp's ring by one bulk copy; 1: each lane
+    copies its own bytes.
     """
 
     gpu: str
@@ -72,6 +84,7 @@ class ResidencyPlan:
     rank: int
     table_rows: int
     mapped: bool
+    weights: WeightType
     batch: int
     steps: int
     sampled: bool
@@ -87,10 +100,12 @@ class ResidencyPlan:
     shared_fragments: int
     streamed_fragments: int
     ring_units: int
+    copied_together: int
     columns: int
     groups: int
     tiles_per_accumulator: int
     phases: int
+    operand_slabs: int
     queue_depth: int
     tiles_in_flight: int
     served_together: int
@@ -105,9 +120,27 @@ class ResidencyPlan:
     # ---- derived sizes ---------------------------------------------------------------------
 
     @property
+    def row_bytes(self) -> int:
+        """Bytes of the weights of one row."""
+        return self.rank * WEIGHT_BYTES[self.weights]
+
+    @property
+    def quantised(self) -> bool:
+        """Whether weights and latents are levels with scales, whose dot product is exact."""
+        return self.weights == "int8"
+
+    @property
     def tile_bytes(self) -> int:
-        """Bytes of one packed tile: 16 rows of int8."""
-        return TILE_ROWS * self.rank
+        """Bytes of one packed tile: 16 rows."""
+        return TILE_ROWS * self.row_bytes
+
+    @property
+    def row_scale_words(self) -> int:
+        """32-bit words of a block's row scales: one each.
+
+        A row of bf16 weights has a bit: its scale is 1, or NaN where the row is not finite.
+        """
+        return self.rows if self.quantised else self.rows // 32
 
     @property
     def rows(self) -> int:
@@ -122,7 +155,7 @@ class ResidencyPlan:
     @property
     def slabs(self) -> int:
         """Matrix instructions per tile and sweep."""
-        return self.rank // SLAB
+        return self.row_bytes // SLAB_BYTES
 
     @property
     def threads(self) -> int:
@@ -168,11 +201,11 @@ class ResidencyPlan:
     def table_row_bytes(self) -> int:
         """Bytes that a token fetches.
 
-        Of a Markov head a packed latent: two int8 planes, the scale, padding to a sector. Of others
-        their input rows (`wts.cells.input_rows`).
+        Of a Markov head a packed latent: two int8 planes, the scale, padding to a sector; with bf16
+        weights the latent itself. Of others their input rows (`wts.cells.input_rows`).
         """
         return {
-            "markov": 2 * self.rank + 32,
+            "markov": 2 * self.rank + (32 if self.quantised else 0),
             "gated": 6 * self.rank,
             "rnn": 12 * self.rank,
             "domino": 6 * self.state,
@@ -289,7 +322,7 @@ class ResidencyPlan:
 
     @property
     def request_columns(self) -> int:
-        """Operand columns of one request: the two planes of its latent."""
+        """Operand columns of one of up to four requests: its two planes, or, of bf16, its pair's."""
         return 2
 
     @property
@@ -299,7 +332,7 @@ class ResidencyPlan:
         Tiles that share an accumulator see the latents in different columns, so each reads them
         from a start of its own, with zeros on both sides.
         """
-        return self.request_columns * self.columns * (self.tiles_per_accumulator - 1)
+        return self.request_columns * min(4, self.columns) * (self.tiles_per_accumulator - 1)
 
     @property
     def operand_rows(self) -> int:
@@ -309,7 +342,7 @@ class ResidencyPlan:
     @property
     def tile_columns(self) -> int:
         """Columns of tensor memory that a tile takes."""
-        return self.rank // 4
+        return self.row_bytes // 4
 
     @property
     def sum_column(self) -> int:
@@ -334,7 +367,7 @@ class ResidencyPlan:
     @property
     def unit_fragments(self) -> int:
         """Fragments of a warp that are streamed at once: half a tile where warpgroups multiply."""
-        return self.slabs // 2 if self.warpgroups else 1
+        return self.slabs // 2 if self.warpgroups else self.copied_together
 
     @property
     def ring_unit_bytes(self) -> int:
@@ -343,7 +376,11 @@ class ResidencyPlan:
 
     @property
     def column_blocks(self) -> int:
-        """Blocks of eight operand columns, two a request, of one matrix instruction."""
+        """Requests for which a lane has results, four of other requests each.
+
+        An int8 latent has two operand columns, one for each plane, so that these are blocks of
+        eight columns; with bf16 weights the second block has the odd columns of the same eight.
+        """
         return -(-self.columns // 4)
 
     @property
@@ -358,7 +395,7 @@ class ResidencyPlan:
     def latent_slot_bytes(self) -> int:
         """Bytes of shared memory for the latents of a group."""
         if self.async_tiles:
-            return self.slabs * SLAB * self.operand_rows
+            return self.slabs * SLAB_BYTES * self.operand_rows
         return self.columns * self.latent_line_bytes
 
     @property
@@ -435,13 +472,16 @@ class ResidencyPlan:
 
     @property
     def readings(self) -> float:
-        """How often a step reads a projection's worth of int8 weights from L2."""
+        """How often a step reads a projection's worth of its weights from L2."""
         return self.groups * self.streamed_fragments / (self.warp_tiles * self.slabs)
 
     @property
     def loses(self) -> bool:
-        """Whether step-wise execution was measured faster: it reads W once a step, in bf16."""
-        return self.sampled and self.readings > 3.0
+        """Whether step-wise execution was measured faster: it reads W once a step, in bf16.
+
+        Measured with int8 weights; the same bytes read are taken to cost bf16 weights the same.
+        """
+        return self.sampled and self.readings * WEIGHT_BYTES[self.weights] > 3.0
 
     @property
     def shared_bytes(self) -> int:
@@ -529,7 +569,7 @@ class ResidencyPlan:
     def storage(self) -> tuple[object, ...]:
         """Equal for plans whose packed projections have the same bytes: one serves both."""
         shape = (self.vocab, self.rank, self.num_blocks, self.sweep_warps, self.warp_tiles)
-        return (self.warpgroups, *shape, *self.stored_order())
+        return (self.weights, self.warpgroups, *shape, *self.stored_order())
 
     def _warpgroup_places(self) -> list[tuple[Literal["register", "shared", "streamed"], int]]:
         """Streamed half tiles spread evenly over the sweep, resident fragments over the rest."""
@@ -605,6 +645,9 @@ class ResidencyPlan:
             "PROJECTOR_STORAGE": max(1, self.projector_rows),
             "VOCAB": self.vocab,
             "RANK": self.rank,
+            "SLABS": self.slabs,
+            "OPERAND_SLABS": self.operand_slabs,
+            "ROW_SCALE_WORDS": self.row_scale_words,
             "TABLE_ROWS": self.table_rows,
             "TABLE_ROW_BYTES": self.table_row_bytes,
             "NUM_BLOCKS": self.num_blocks,
@@ -623,6 +666,7 @@ class ResidencyPlan:
             "PHASES_APART": int(self.streamed_fragments > 0 or self.groups > 1),
             "FRAGMENT_STORAGE": _fragment_storage(self),
             "RING_LENGTH": max(1, self.ring_units),
+            "COPIED_TOGETHER": self.copied_together,
             "RING_PLACES": _ring_places(self),
             "RING_UNIT_BYTES": self.ring_unit_bytes if self.ring_units else 1,
             "RINGS": _ring_barriers(self) // max(1, self.ring_units),
@@ -640,7 +684,7 @@ class ResidencyPlan:
             "REQUEST_COLUMNS": self.request_columns,
             "OPERAND_LEAD": self.operand_lead,
             "OPERAND_ROWS": self.operand_rows,
-            "INSTRUCTION_DESCRIPTOR": instruction_descriptor("int8"),
+            "INSTRUCTION_DESCRIPTOR": instruction_descriptor(self.weights),
             "COLUMNS": self.columns,
             "COLUMN_BLOCKS": self.column_blocks,
             "OPERAND_WARPS": self.operand_warps,
@@ -669,6 +713,7 @@ class ResidencyPlan:
             "SHARED_BYTES_LIMIT": self.shared_limit,
         }
         flags = {
+            "QUANTISED": self.quantised,
             "WARPGROUPS": self.warpgroups,
             "HIDDEN_INSIDE": self.hidden_inside,
             "NOISE_AHEAD": self.noise_ahead,
@@ -684,6 +729,7 @@ class ResidencyPlan:
         lines.append(f"#define WTS_WIDE {int(self.wide)}")
         lines.append(f"#define WTS_WARPGROUPS {int(self.warpgroups)}")
         lines.append(f"#define WTS_TENSOR {int(self.async_tiles > 0)}")
+        lines.append(f"#define WTS_QUANTISED {int(self.quantised)}")
         lines.append("#define WTS_FRAGMENT_PLACE " + ", ".join(map(str, places)))
         lines.append("#define WTS_FRAGMENT_SOURCE " + ", ".join(map(str, sources)))
         gone = [source for source, place in zip(sources, places, strict=True) if place < 0]
@@ -719,14 +765,14 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
     members = [
         ("fragments", _fragment_storage(plan) * FRAGMENT_BYTES, 128),
         ("ring", places * (plan.ring_unit_bytes if plan.ring_units else 1), 128),
-        ("row_scale", 4 * plan.rows, 16),
+        ("row_scale", 4 * plan.row_scale_words, 16),
         ("base", slots * columns * plan.base_line_bytes, 16),
         ("noise", plan.parked_noise * plan.parking_threads * 4, 16),
         ("logits", plan.parked_logits * plan.parking_threads * 4, 16),
         ("temperature", (groups if plan.sampled else 1) * columns * 4, 16),
         ("inverse_temperature", (groups if plan.sampled else 1) * columns * 4, 16),
         ("latent", plan.latent_slots * plan.latent_slot_bytes, 128),
-        ("latent_scale", plan.latent_slots * columns * 4, 16),
+        ("latent_scale", (plan.latent_slots if plan.quantised else 1) * columns * 4, 16),
         ("token", plan.later_tokens * 4, 16),
         ("candidate_key", slots * columns * plan.candidates * 4, 16),
         ("candidate_row", slots * columns * plan.candidates * 4, 16),
@@ -799,8 +845,9 @@ def _ring_places(plan: ResidencyPlan) -> int:
 
 
 def _ring_barriers(plan: ResidencyPlan) -> int:
-    """Places that have a barrier; a warp's own ring needs none, one stands for all."""
-    return _ring_places(plan) if plan.warpgroups else max(1, plan.ring_units)
+    """Places that have a barrier; a ring of lanes' copies needs none, one stands for all."""
+    bulk = plan.warpgroups or plan.copied_together > 1
+    return _ring_places(plan) if bulk else max(1, plan.ring_units)
 
 
 # ---- the ledger --------------------------------------------------------------------------------
@@ -809,7 +856,7 @@ def _ring_barriers(plan: ResidencyPlan) -> int:
 def _ledger(plan: ResidencyPlan) -> str:
     """The byte ledger as a table."""
     warps = plan.num_blocks * plan.sweep_warps
-    total = plan.padded_vocab * plan.rank
+    total = plan.padded_vocab * plan.row_bytes
     rows = [
         ("registers", plan.register_fragments),
         ("shared memory", plan.shared_fragments),
@@ -819,8 +866,8 @@ def _ledger(plan: ResidencyPlan) -> str:
         rows[1] = ("shared memory", plan.shared_fragments + plan.matrix_tiles * plan.slabs)
         rows.insert(2, ("tensor memory", plan.tensor_tiles * plan.slabs))
     lines = [
-        f"plan {plan.hash}: {plan.kind}, V = {plan.vocab}, r = {plan.rank}, int8, "
-        f"batch {plan.batch}, "
+        f"plan {plan.hash}: {plan.kind}, V = {plan.vocab}, r = {plan.rank}, "
+        f"{plan.weights}, batch {plan.batch}, "
         f"{plan.steps} steps, {'sampled' if plan.sampled else 'greedy'}, "
         f"on {plan.gpu} ({plan.arch})",
         f"  {plan.num_blocks} blocks of {plan.threads} threads, {plan.rows} rows each "

@@ -12,7 +12,15 @@ from typing import TYPE_CHECKING
 
 from wts.device import GpuSpec, gpu_spec
 from wts.errors import PlanError
-from wts.numbers import HEAD_KINDS, NUMBER_TYPES, RANKS, HeadKind, NumberType
+from wts.numbers import (
+    HEAD_KINDS,
+    NUMBER_TYPES,
+    RANKS,
+    WEIGHT_TYPES,
+    HeadKind,
+    NumberType,
+    WeightType,
+)
 from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, TILES_JUDGED, Instruction, ResidencyPlan
 from wts.tensor_memory import COLUMNS, has_product
 
@@ -25,6 +33,7 @@ __all__ = [
     "plan_residency",
     "streaming_plan",
     "with_async_tiles",
+    "with_choice",
     "with_fewer_registers",
     "with_lone_warps",
     "with_register_fragments",
@@ -41,8 +50,10 @@ SWEEP_WARPS = 8  # of a block
 MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
 # Half tiles of a warpgroup's ring: of two batches being multiplied, and of one on its way.
 RING_UNITS = 6
-# Fragments of a warp's ring, where warps multiply alone: what covers the way from L2.
+# Fragments of a warp's ring, where warps multiply alone: what covers the way from L2. Of bulk
+# copies, which also come while blocks exchange: as many as come in that time.
 RING_FRAGMENTS = range(8, 17)
+BULK_RING_FRAGMENTS = range(8, 21)
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +70,8 @@ class Choice:
         registers: of a sweeping and of a service thread; 8 and 4 warps of them make up what a block
             of 384 threads is launched with. 64-bit words and many columns want more of the second.
         together: columns whose exchange a service warp waits for at once.
+        operands: slabs of a latent that a lane holds at once (mma); 0: all.
+        copied: most fragments that are streamed by one copy (mma); 1: by copies of each lane.
     """
 
     instruction: Instruction
@@ -68,6 +81,8 @@ class Choice:
     live: int
     registers: tuple[int, int]
     together: int = 1
+    operands: int = 0
+    copied: int = 1
 
 
 _CHOICES = {
@@ -97,7 +112,7 @@ _CHOICES = {
         Choice("wgmma", 8, 34, 0, 4, (216, 72), 2),
         Choice("mma", 4, 37, 4, 4, (224, 56)),
         Choice("mma", 2, 37, 4, 8, (224, 56)),
-        Choice("mma", 1, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
     ),
     # So does making latents, and a state's more so.
     "greedy, gated": (
@@ -130,7 +145,7 @@ _CHOICES = {
         Choice("wgmma", 8, 38, 0, 4, (224, 56), 2),
         Choice("mma", 4, 37, 4, 4, (224, 56)),
         Choice("mma", 2, 37, 4, 8, (224, 56)),
-        Choice("mma", 1, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
     ),
     "greedy, state, streaming": (
         Choice("wgmma", 8, 28, 0, 4, (200, 104), 2),
@@ -158,6 +173,33 @@ _CHOICES = {
         Choice("wgmma", 8, 20, 0, 2, (216, 72)),
     ),
     "sampled, two groups, streaming": (Choice("wgmma", 8, 18, 0, 2, (208, 88)),),
+}
+# bf16 weights, the most columns first. Lone warps multiply for up to eight requests.
+_BF16_CHOICES = {
+    "greedy": (
+        Choice("mma", 8, 30, 4, 5, (216, 72), 2),
+        Choice("mma", 4, 36, 4, 5, (224, 56)),
+        Choice("mma", 2, 38, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
+    ),
+    "greedy, streaming": (
+        Choice("mma", 8, 30, 4, 5, (216, 72), 2),
+        Choice("mma", 4, 36, 4, 5, (224, 56)),
+        Choice("mma", 2, 38, 4, 5, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
+    ),
+    "sampled": (
+        Choice("mma", 8, 20, 4, 5, (208, 88)),
+        Choice("mma", 4, 26, 4, 5, (208, 88)),
+        Choice("mma", 2, 28, 4, 5, (208, 88)),
+        Choice("mma", 1, 30, 4, 5, (208, 88)),
+    ),
+    "sampled, streaming": (
+        Choice("mma", 8, 20, 4, 5, (208, 88)),
+        Choice("mma", 4, 26, 4, 5, (208, 88)),
+        Choice("mma", 2, 28, 4, 5, (208, 88)),
+        Choice("mma", 1, 30, 4, 5, (208, 88)),
+    ),
 }
 
 
@@ -194,7 +236,8 @@ def plan_residency(
     steps: int = 16,
     sampled: bool = False,
     base_type: NumberType = "bf16",
-    tensor_memory: bool = False,
+    weights: WeightType = "int8",
+    tensor_memory: bool | None = None,
 ) -> ResidencyPlan:
     """Decide where each tile of a head lives for the whole walk.
 
@@ -205,9 +248,11 @@ def plan_residency(
         steps: most steps of a walk, 1 to 32.
         sampled: whether rows may have a temperature above 0; greedy plans exchange smaller words.
         base_type: number type of the base logits: "bf16", "fp16" or "fp32".
+        weights: "int8": rows of the projection are quantised, so that twice as many stay on chip;
+            "bf16": they are the head's own, which are then bf16, as its table is.
         tensor_memory: whether tiles that registers have no room for go to a Blackwell's tensor
-            memory before shared memory, and are multiplied there. Such a kernel was never run on a
-            GPU.
+            memory before shared memory, and are multiplied there; by default bf16 weights are,
+            where there is such a memory. Kernels for Blackwell were never run on a GPU.
 
     Returns:
         The plan; `print(plan)` shows its byte ledger.
@@ -269,17 +314,29 @@ def plan_residency(
                 fix="name one of them",
             )
 
-    unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type)
-    if tensor_memory:
-        if not spec.tensor_bytes_per_sm or not has_product(spec.arch, "int8"):
-            raise PlanError.mismatch(
-                "tensor_memory",
-                wanted="a GPU that multiplies int8 weights from tensor memory (sm_100a: B200)",
-                found=f"{spec.name} ({spec.arch})",
-                fix="leave it out",
-            )
+    if weights not in WEIGHT_TYPES:
+        raise PlanError.mismatch(
+            "weights",
+            wanted=f"one of {', '.join(WEIGHT_TYPES)}",
+            found=repr(weights),
+            fix="name one of them",
+        )
+    if weights == "bf16":
+        _check_bf16(head, shape, spec)
+
+    unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type, weights)
+    there = spec.tensor_bytes_per_sm > 0 and has_product(spec.arch, weights)
+    if tensor_memory and not there:
+        raise PlanError.mismatch(
+            "tensor_memory",
+            wanted=f"a GPU that multiplies {weights} weights from tensor memory",
+            found=f"{spec.name} ({spec.arch})",
+            fix="leave it out; b200 has it for all weights, b300 for weights='bf16'",
+        )
+    if tensor_memory or (tensor_memory is None and there and weights == "bf16"):
         unplaced = replace(unplaced, tensor_limit=COLUMNS)
-    widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch
+    eight = spec.is_hopper or weights == "bf16"  # int8 wants a warpgroup's instruction for them
+    widest = 8 if eight and batch > 4 else 4 if batch > 2 else batch
     plan = _first_that_fits(unplaced, widest)
     if plan.shared_bytes > plan.shared_limit:
         matrix = 2 * plan.unit_rows * plan.block_units * plan.state
@@ -297,12 +354,34 @@ def plan_residency(
     return plan
 
 
+def _check_bf16(head: Head | Shape, shape: Shape, spec: GpuSpec) -> None:
+    """Refuse bf16 weights for a head of other numbers, or on a GPU that they have no kernel for."""
+    projection = None if isinstance(head, Shape) else str(head.projection.dtype)
+    found = "bf16" if projection in (None, "torch.bfloat16") else projection
+    if (found, shape.table_type) != ("bf16", "bf16"):
+        raise PlanError.mismatch(
+            "weights",
+            wanted="int8 for a head whose projection or table is not bf16",
+            found=f"bf16, a projection in {found} and a table in {shape.table_type}",
+            fix="convert the head to bf16, or plan with weights='int8'",
+        )
+    if not spec.walks:
+        raise PlanError.mismatch(
+            "weights",
+            wanted=f"int8 on {spec.name} ({spec.arch})",
+            found="bf16",
+            fix="plan with weights='int8', or for a GPU that there is a kernel for",
+        )
+
+
 def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choice]:
     """Choices for a plan, the best first: most columns, then those for its kind."""
     how = "sampled" if plan.sampled else "greedy"
     groups = {1: "one group", 2: "two groups"}.get(-(-plan.batch // widest), "groups")
     special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
     end = ", streaming" if streaming else ""
+    if not plan.quantised:
+        return [choice for choice in _BF16_CHOICES[how + end] if choice.columns <= widest]
     every = [
         *_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
         *(_CHOICES.get(f"{how}, state{end}", ()) if plan.state else ()),
@@ -342,6 +421,7 @@ def _unplaced(
     steps: int,
     sampled: bool,
     base_type: NumberType,
+    weights: WeightType,
 ) -> ResidencyPlan:
     """What a plan is before anything is chosen: which rows a block and a warp own."""
     tiles = 2 * -(-shape.vocab // PAIR_ROWS)
@@ -358,6 +438,7 @@ def _unplaced(
         rank=shape.rank,
         table_rows=shape.table_rows if shape.table_rows is not None else shape.vocab,
         mapped=shape.mapped,
+        weights=weights,
         batch=batch,
         steps=steps,
         sampled=sampled,
@@ -373,10 +454,12 @@ def _unplaced(
         shared_fragments=0,
         streamed_fragments=0,
         ring_units=0,
+        copied_together=1,
         columns=1,
         groups=batch,
         tiles_per_accumulator=1,
         phases=1,
+        operand_slabs=1,
         queue_depth=1,
         tiles_in_flight=1,
         served_together=1,
@@ -402,11 +485,15 @@ def _arrange(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
         groups=groups,
         tiles_per_accumulator=-(-plan.warp_tiles // accumulators),
         queue_depth=max(1, choice.queue),
+        operand_slabs=choice.operands or plan.slabs,
+        copied_together=choice.copied,
         tiles_in_flight=choice.live if warpgroups else 1,
         served_together=choice.together,
         exchange_lag=1 if groups > 2 else 0,
     )
-    longer = 0 if warpgroups else max(0, plan.slabs - 8) // 2  # a longer latent takes as many
+    longer = (
+        0 if warpgroups else max(0, plan.operand_slabs - 8) // 2
+    )  # a longer latent takes as many
     live = accumulators if warpgroups else choice.live
     return _place(plan, choice.fragments - longer, live)
 
@@ -471,6 +558,7 @@ def streaming_plan(plan: ResidencyPlan) -> ResidencyPlan:
         plan = replace(plan, tiles_in_flight=TILES_JUDGED)
         ring = min(RING_UNITS, fragments // plan.unit_fragments)
     else:
+        plan = replace(plan, copied_together=1)
         whole = [length for length in RING_FRAGMENTS if fragments % length == 0]
         ring = max(whole, default=0)
     streaming = replace(
@@ -541,6 +629,23 @@ def with_async_tiles(plan: ResidencyPlan, tensor: int, matrix: int) -> Residency
             fix="give fewer",
         )
     return found
+
+
+def with_choice(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
+    """The same walk divided as another choice says.
+
+    For benchmarks: how the choices were chosen. A compiler may spill such a plan.
+
+    Raises:
+        PlanError: it does not fit in shared memory.
+    """
+    other = _arrange(plan, choice)
+    if other.shared_bytes > other.shared_limit:
+        raise PlanError(
+            f"{choice}: wanted at most {other.shared_limit} bytes of shared memory, found "
+            f"{other.shared_bytes}; keep more fragments in registers"
+        )
+    return other
 
 
 def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
@@ -629,20 +734,38 @@ def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
     """
     too_many = plan.shared_bytes - plan.shared_limit
     lacking = -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES))
+    rings = _rings(plan.copied_together)
     for missing in range(max(lacking, RING_FRAGMENTS[0]), plan.shared_fragments + 1):
-        for length in reversed(RING_FRAGMENTS):
-            streamed = missing + length
-            if missing % length or streamed > plan.shared_fragments:
+        for places, together in rings:
+            streamed = missing + places * together
+            if missing % (places * together) or streamed > plan.shared_fragments:
                 continue
             streaming = replace(
                 plan,
                 shared_fragments=plan.shared_fragments - streamed,
                 streamed_fragments=streamed,
-                ring_units=length,
+                ring_units=places,
+                copied_together=together,
             )
             if streaming.shared_bytes <= plan.shared_limit:
                 return streaming
     return plan
+
+
+def _rings(most: int) -> list[tuple[int, int]]:
+    """Places of a lone warp's ring and fragments of a place, the best first: the longest rings.
+
+    Bulk copies of about `most` fragments, at least half as many, through three places or more.
+    """
+    if most == 1:
+        return [(length, 1) for length in reversed(RING_FRAGMENTS)]
+    rings = [
+        (places, together)
+        for together in range(most, max(2, most // 2) - 1, -1)
+        for places in range(3, BULK_RING_FRAGMENTS[-1] + 1)
+        if places * together in BULK_RING_FRAGMENTS
+    ]
+    return sorted(rings, key=lambda ring: -ring[0] * ring[1])
 
 
 def _stream_units(plan: ResidencyPlan, most_registers: int) -> ResidencyPlan:

@@ -538,6 +538,14 @@ def _check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
         plan.mapped,
     )
     found = (*planned, DTYPE_OF[plan.step_type])
+    types = (head.projection.dtype, head.table.dtype)
+    if plan.weights == "bf16" and types != (torch.bfloat16, torch.bfloat16):
+        raise PlanError.mismatch(
+            "plan",
+            wanted=f"one with int8 weights, for a head of {types[0]} and a table of {types[1]}",
+            found="bf16 weights",
+            fix="convert the head to bf16, or plan with weights='int8'",
+        )
     if wanted != found:
         raise PlanError(
             f"plan: wanted one for (kind, state, hidden, vocab, rank, table rows, mapped, "

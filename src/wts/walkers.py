@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from wts.cells import AnyHead
 from wts.device import GpuSpec
 from wts.errors import InputError, WalkTimeout
-from wts.numbers import NumberType
+from wts.numbers import NumberType, WeightType
 from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
 from wts.walk import Backend, Walker
@@ -28,6 +28,7 @@ class WalkerSet:
         batches: the batches to plan for; others use the next larger one.
         steps: most steps of a walk.
         base_type: number type of the base logits.
+        weights: what the rows of the projection are kept as, "int8" or "bf16".
         sampled: whether rows may have a temperature above 0.
         backend: of the Walkers.
         timeout_ms: of the Walkers.
@@ -45,6 +46,7 @@ class WalkerSet:
         batches: Sequence[int],
         steps: int,
         base_type: NumberType = "bf16",
+        weights: WeightType = "int8",
         sampled: bool = False,
         backend: Backend = "device",
         timeout_ms: int = 2000,
@@ -56,7 +58,13 @@ class WalkerSet:
         self._walkers: list[Walker] = []
         for batch in sorted(set(batches)):
             plan = plan_residency(
-                head, gpu, batch=batch, steps=steps, sampled=sampled, base_type=base_type
+                head,
+                gpu,
+                batch=batch,
+                steps=steps,
+                sampled=sampled,
+                base_type=base_type,
+                weights=weights,
             )
             self._walkers.append(
                 Walker(head, plan, backend=backend, timeout_ms=timeout_ms, sharing=self._walkers)

@@ -336,6 +336,36 @@ inline void mma_s8_first(int (&d)[4], const u32* a, u32 b0, u32 b1) {
   mma_s8(d, a, b0, b1);
 }
 
+// m16n8k16 of bf16: the same words of two elements each. 16 products are added to the sum in fp64, which is
+// exact but where they are very different, and rounded once: as the emulator does.
+inline void mma_bf16(float (&d)[4], const u32* a, u32 b0, u32 b1) {
+  sim::Packet mine{};
+  std::copy(a, a + 4, mine.word);
+  mine.word[4] = b0;
+  mine.word[5] = b1;
+  const sim::Packet* all = sim::meet(mine);
+  const int group = lane_index() / 4, t = lane_index() % 4;
+  const auto element = [](u32 word, int index) {
+    return static_cast<double>(bits_as<float>(index ? word & 0xffff0000u : word << 16));
+  };
+  for (int i = 0; i < 4; ++i) {
+    const int half = i / 2, column = 2 * t + i % 2;
+    double sum = 0;
+    for (int part = 0; part < 4; ++part)
+      for (int k = 0; k < 2; ++k) {
+        const u32* left = all[4 * group + part].word;
+        const u32* right = all[4 * column + part].word;
+        sum += element(left[half], k) * element(right[4], k);
+        sum += element(left[2 + half], k) * element(right[5], k);
+      }
+    d[i] = one_nan(static_cast<float>(static_cast<double>(d[i]) + sum));
+  }
+}
+inline void mma_bf16_first(float (&d)[4], const u32* a, u32 b0, u32 b1) {
+  std::fill(d, d + 4, 0.0f);
+  mma_bf16(d, a, b0, b1);
+}
+
 inline float fused(float a, float b, float c) { return one_nan(std::fma(a, b, c)); }
 // As far from the truth as the real one may be.
 inline float fast_log2(float value) {
@@ -472,15 +502,16 @@ inline void tensor_store(u32 place, const u32 (&v)[4]) {
   for (u32 i = 0; i < 4; ++i)
     *tensor_cell(*sim::current->block, lane + 8 * (i % 2), column + 4 * (i / 2)) = v[i];
 }
-inline void tensor_load(int (&v)[4], u32 place) {
+template <typename Sum>
+void tensor_load(Sum (&v)[4], u32 place) {
   const u32 lane = tensor_lane(place) + lane_index() / 4;
   const u32 column = (place & 0xffff) + lane_index() % 4 * 2;
   for (u32 i = 0; i < 4; ++i)
-    v[i] = static_cast<int>(*tensor_cell(*sim::current->block, lane + 8 * (i / 2), column + i % 2));
+    std::memcpy(&v[i], tensor_cell(*sim::current->block, lane + 8 * (i / 2), column + i % 2), 4);
 }
 inline void tensor_wait_stores() {}
-template <int COUNT>
-void tensor_wait_loads(int (&)[COUNT][4]) {}
+template <typename Sum, int COUNT>
+void tensor_wait_loads(Sum (&)[COUNT][4]) {}
 inline void tensor_fence_before() {}
 inline void tensor_fence_after() {}
 inline bool elected() { return lane_index() == 0; }
@@ -514,8 +545,9 @@ inline const signed char* tensor_row(sim::Block& block, u64 descriptor, int row,
 inline void do_product(sim::Block& block, const sim::TensorWork& work) {
   constexpr u32 descriptor = plan::INSTRUCTION_DESCRIPTOR;
   constexpr int rows = (descriptor >> 24 & 0x1f) * 16, columns = (descriptor >> 17 & 0x3f) * 8;
-  constexpr u32 types = descriptor & 0x1ffff;  // dense, K-major, s8 x s8 in s32
-  static_assert(types == (2u << 4 | 1u << 7 | 1u << 10) && rows == 128 && columns % 16 == 0);
+  // Dense, K-major, s8 x s8 in s32 or bf16 x bf16 in f32.
+  constexpr u32 types = descriptor & 0x1ffff, sums = plan::QUANTISED ? 2 : 1;
+  static_assert(types == (sums << 4 | 1u << 7 | 1u << 10) && rows == 128 && columns % 16 == 0);
   for (int row = 0; row < rows; ++row) {
     signed char a[32];
     for (u32 word = 0; word < 8 && work.a_in_tensor; ++word)
@@ -523,11 +555,26 @@ inline void do_product(sim::Block& block, const sim::TensorWork& work) {
     for (int half = 0; half < 2 && !work.a_in_tensor; ++half)
       std::memcpy(a + 16 * half, tensor_row(block, work.a_matrix, row, half), 16);
     for (int column = 0; column < columns; ++column) {
+      signed char b[32];
+      for (int half = 0; half < 2; ++half)
+        std::memcpy(b + 16 * half, tensor_row(block, work.b_matrix, column, half), 16);
       u32* cell = tensor_cell(block, row, work.sums + column);
-      int sum = work.add ? static_cast<int>(*cell) : 0;
-      for (int k = 0; k < 32; ++k)
-        sum += a[k] * tensor_row(block, work.b_matrix, column, k / 16)[k % 16];
-      *cell = static_cast<u32>(sum);
+      const u32 before = work.add ? *cell : 0;
+      if constexpr (plan::QUANTISED) {
+        int sum = static_cast<int>(before);
+        for (int k = 0; k < 32; ++k) sum += a[k] * b[k];
+        *cell = static_cast<u32>(sum);
+      } else {  // summed as mma_bf16 does
+        const auto element = [](const signed char* bytes) {
+          u16 bits;
+          std::memcpy(&bits, bytes, 2);
+          return static_cast<double>(bits_as<float>(static_cast<u32>(bits) << 16));
+        };
+        double sum = 0;
+        for (int k = 0; k < 32; k += 2) sum += element(a + k) * element(b + k);
+        *cell = __float_as_uint(
+            one_nan(static_cast<float>(static_cast<double>(bits_as<float>(before)) + sum)));
+      }
     }
   }
 }

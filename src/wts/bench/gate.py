@@ -22,6 +22,7 @@ __all__ = [
     "Walk",
     "WalkFault",
     "agreement",
+    "check_followed",
     "check_walk",
     "compare",
     "device_part",
@@ -418,6 +419,61 @@ def check_walk(
         compare(f"tokens [rows {rows} of {batch}, {steps} steps]", tokens[rows], wanted_tokens)
         num_compared += len(rows) * steps
     return num_compared
+
+
+def check_followed(
+    walk: Walk,
+    emulator: Emulator,
+    drawn: Drawn,
+    *,
+    whole: bool,
+    make_noise: Callable[[int, torch.Tensor], object],
+    part_of: Callable[[torch.Tensor], torch.Tensor] | None = None,
+) -> int:
+    """Check a walk with bf16 weights, whose sums have an order of their own, token by token.
+
+    Args:
+        walk: on the device of `drawn`.
+        emulator: of what the walk reads, on the CPU.
+        drawn, whole, make_noise, part_of: as those of `check_walk`.
+
+    Returns:
+        How many tokens could be one only, and were.
+
+    Raises:
+        WalkFault: another token, or a step logit outside its interval; or fewer than half of the
+            tokens are decided, so that little was compared.
+    """
+    from wts.follow import follow
+
+    batch, steps = drawn.base_logits.shape[:2]
+    short = drawn.first(gate_steps(batch=batch, steps=steps, whole=whole))
+    tokens, logits = _walked(walk, short, make_noise)
+    given = _emulated(short, part_of)
+    followed = follow(
+        emulator,
+        given.base_logits,
+        given.anchor,
+        tokens,
+        hidden_part=given.hidden,
+        temperatures=given.temperatures,
+        noise_key=NOISE_KEY,
+        noise_offset=_NOISE_OFFSET,
+        logits=logits,
+    )
+    places = followed.wrong.nonzero().tolist()
+    if places:
+        row, step = places[0]
+        raise WalkFault(
+            f"tokens {list(tokens.shape)}: {len(places)} differ where sums in any order give one, "
+            f"first at {places[0]}: {tokens[row, step]} against {followed.wanted[row, step]}"
+        )
+    if followed.strayed:
+        raise WalkFault(f"step logits: {followed.strayed} are outside of what sums may give")
+    decided = int(followed.decided.sum())
+    if 2 * decided < tokens.numel():
+        raise WalkFault(f"tokens: {decided} of {tokens.numel()} are decided, too few to compare")
+    return decided
 
 
 def _emulated(

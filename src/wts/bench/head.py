@@ -32,7 +32,7 @@ from wts.bench.cases import (
     product_cases,
 )
 from wts.errors import DeviceError, WalkError
-from wts.numbers import HEAD_KINDS
+from wts.numbers import HEAD_KINDS, WEIGHT_TYPES, WeightType
 from wts.progress import sayer
 
 if TYPE_CHECKING:
@@ -104,6 +104,13 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="P,..",
         help="default: all that this machine has, without wts_streaming, a walk with nothing "
         "resident",
+    )
+    add(
+        "--weights",
+        choices=WEIGHT_TYPES,
+        default="int8",
+        help="what our walks keep of the projection, default int8; those of bf16 are compared "
+        "wherever sums in any order give one token",
     )
     add("--rounds", type=int, metavar="N", help=f"samples per point, default {_ROUNDS}")
     add("--quick", action="store_true", help=f"{_QUICK_ROUNDS} samples, L2 cold only")
@@ -183,6 +190,7 @@ class Measured:
     agreement: float | None
     resident_share: float
     plan: str
+    weights: WeightType = "int8"
     hidden_size: int | None = None
     state_size: int | None = None
     excluded_us: float | None = None
@@ -218,6 +226,7 @@ class HeadBench:
         library: Sglang | None,
         device: str,
         trace_parts: bool = False,
+        weights: WeightType = "int8",
     ) -> None:
         from wts.bench.clock import CacheControl
 
@@ -229,6 +238,7 @@ class HeadBench:
         self._seed = seed
         self._library = library
         self._trace_parts = trace_parts
+        self.weights = weights
         self.parts: list[tuple[str, dict[str, float]]] = []
         self._control: CacheControl = CacheControl()
         self._head: AnyHead | None = None
@@ -310,6 +320,7 @@ class HeadBench:
                             agreement=shares.get(path),
                             resident_share=ours[path].plan.resident_share if path in ours else 0.0,
                             plan=ours[path].plan.hash if path in ours else "",
+                            weights=self.weights if path in ours else "bf16",
                             hidden_size=None if case.head == "markov" else case.hidden_size,
                             state_size=case.state_size if case.head == "domino" else None,
                             excluded_us=excluded_us,
@@ -335,33 +346,62 @@ class HeadBench:
         Raises:
             WalkFault: they are others.
         """
-        from wts.bench import gate
-        from wts.planner import plan_residency
         from wts.walk import Walker
 
-        plan = plan_residency(
-            head, "LOCAL", batch=case.batch, steps=case.max_steps, sampled=case.sampled
-        )
+        plan = self.plan_of(case, head)
         if path == "wts_streaming":
             from wts.planner import streaming_plan
 
             plan = streaming_plan(plan)
         # The plan of a Walker may be another: the compiler may want one with fewer registers.
         made = _Ours(walker=Walker(head, plan, backend="device"), head=head)
+        num_tokens = self.check(case, path, made, whole=self._whole_gate)
+        made.walker.check()
+        equal = "equal the emulator's" if made.plan.quantised else "are the only ones allowed"
+        say(f"{num_tokens} tokens of {path} {equal}")
+        return made
+
+    def plan_of(self, case: HeadCase, head: AnyHead) -> ResidencyPlan:
+        """The plan of a case on this machine."""
+        from wts.planner import plan_residency
+
+        return plan_residency(
+            head,
+            "LOCAL",
+            batch=case.batch,
+            steps=case.max_steps,
+            sampled=case.sampled,
+            weights=self.weights,
+        )
+
+    def check(self, case: HeadCase, path: str, ours: _Ours, *, whole: bool) -> int:
+        """Compare a walk with the emulator, or with what any order of sums allows.
+
+        Returns:
+            How many tokens were compared.
+
+        Raises:
+            WalkFault: some are others.
+        """
+        from wts.bench import gate
+
         drawn = self._draw(case, case.max_steps, seed=1)
         if path == "probe":
             drawn = replace(drawn, hidden=None)
-        num_tokens = gate.check_walk(
-            made.walk,
-            self._emulator_of(case, path, made),
+        part_of = partial(gate.device_part, ours.walker)
+        if ours.plan.quantised:
+            emulator = self._emulator_of(case, path, ours)
+            return gate.check_walk(
+                ours.walk, emulator, drawn, whole=whole, make_noise=_make_noise, part_of=part_of
+            )
+        return gate.check_followed(
+            ours.walk,
+            gate.emulator_of(ours.walker),
             drawn,
-            whole=self._whole_gate,
+            whole=whole,
             make_noise=_make_noise,
-            part_of=partial(gate.device_part, made.walker),
+            part_of=part_of,
         )
-        made.walker.check()
-        say(f"{num_tokens} tokens of {path} equal the emulator's")
-        return made
 
     def _head_of(self, case: HeadCase) -> AnyHead:
         from wts.bench import gate
@@ -582,8 +622,8 @@ def ratio_path(rows: Sequence[Measured]) -> str:
 def table(rows: Sequence[Measured], *, gpu: str) -> str:
     """The results as text: one line per point, then one per fitted line over K.
 
-    Goals are printed beside ratios only where they were set: L2 cold, r = 256, a ratio to SGLang on
-    an H200. Beside the slope of a walk is its ratio to that of its probe.
+    Goals are printed beside ratios only where they were set: int8 weights, L2 cold, r = 256, a
+    ratio to SGLang on an H200. Beside the slope of a walk is its ratio to that of its probe.
     """
     from wts.bench.clock import fit_steps
 
@@ -602,7 +642,8 @@ def table(rows: Sequence[Measured], *, gpu: str) -> str:
             "" if reference is None or timing.p50_us <= 0 else f"{reference / timing.p50_us:.2f} x"
         )
         goal = GOALS.get(point)
-        shown = row.path == "wts" and row.cache == "cold" and row.rank == 256 and gpu == "h200"
+        ours = row.path == "wts" and row.weights == "int8"
+        shown = ours and row.cache == "cold" and row.rank == 256 and gpu == "h200"
         goal_text = f"{goal:g} x" if goal is not None and shown and against == "sglang" else ""
         agree = "" if row.agreement is None else f"{row.agreement:.0%}"
         lines.append(
@@ -656,7 +697,7 @@ def _record(row: Measured, *, run_id: str, environment: Environment) -> dict[str
         run_id=run_id,
         path=row.path,
         head=row.point.head,
-        weights="int8" if row.path in _OURS else "bf16",
+        weights=row.weights if row.path in _OURS else "bf16",
         V=row.point.vocab,
         r=row.rank,
         B=row.point.batch,
@@ -737,6 +778,7 @@ def run(args: argparse.Namespace) -> int:
             library=library,
             device=_DEVICE,
             trace_parts=args.parts,
+            weights=args.weights,
         )
     except WalkError as error:
         print(f"wts bench head: {error}", file=sys.stderr)

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import TYPE_CHECKING
 
 from wts.bench.cases import HeadCase
@@ -63,27 +62,18 @@ def sweep(
     Raises:
         WalkFault: a walk gave other tokens than it must.
     """
-    from wts.bench import clock, gate
-    from wts.bench.head import _make_noise, _Ours, _walker_call
-    from wts.planner import plan_residency, with_register_fragments
+    from wts.bench import clock
+    from wts.bench.head import _Ours, _walker_call
+    from wts.planner import with_register_fragments
 
     head = bench._head_of(case)
-    base = plan_residency(
-        head, "LOCAL", batch=case.batch, steps=case.max_steps, sampled=case.sampled
-    )
+    base = bench.plan_of(case, head)
     inputs = {steps: bench._inputs(case, steps) for steps in case.steps}
     variants, made = {}, {}
     for count in fragments:
         walker, spilled = placed_walker(head, base, with_register_fragments(base, count))
         ours = _Ours(walker=walker, head=head)
-        gate.check_walk(
-            ours.walk,
-            bench._emulator_of(case, "wts", ours),
-            bench._draw(case, case.max_steps, seed=1),
-            whole=False,
-            make_noise=_make_noise,
-            part_of=partial(gate.device_part, walker),
-        )
+        bench.check(case, "wts", ours, whole=False)
         say(f"{count} fragments in registers, {spilled} bytes spilled: tokens equal")
         made[count] = (walker, spilled)
         for steps in case.steps:
@@ -117,7 +107,7 @@ def record_of(placed: Placed, *, run_id: str, environment: Environment) -> dict[
         run_id=run_id,
         path="wts",
         head=case.head,
-        weights="int8",
+        weights=plan.weights,
         V=case.vocab,
         r=case.rank,
         B=case.batch,

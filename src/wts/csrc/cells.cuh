@@ -222,9 +222,17 @@ __device__ __forceinline__ int latent_level(float value, float scale) {
 
 template <int BYTES, int WORDS>
 __device__ __forceinline__ void store_bytes(u32 address, const u32 (&word)[WORDS]) {
+  if constexpr (BYTES == 16) store_shared_16(address, word);
   if constexpr (BYTES == 8) store_shared_8(address, word);
   if constexpr (BYTES == 4) store_shared_4(address, word[0]);
   if constexpr (BYTES == 2) store_shared_2(address, word[0]);
+}
+
+// A run of a latent, whose elements are bf16 numbers already.
+__device__ __forceinline__ void pack_bf16_run(const float (&latent)[RUN], u32 (&words)[RUN / 2]) {
+#pragma unroll
+  for (int i = 0; i < RUN / 2; ++i)
+    words[i] = bf16_bits(latent[2 * i]) | static_cast<u32>(bf16_bits(latent[2 * i + 1])) << 16;
 }
 
 // The two int8 planes of a run, one byte each element.
@@ -234,7 +242,6 @@ struct PlaneRun {
   __device__ __forceinline__ void put(int i, int level) {
     word[i / 4] |= (static_cast<u32>(level) & 0xffu) << 8 * (i % 4);
   }
-  __device__ __forceinline__ void store(u32 address) const { store_bytes<RUN>(address, word); }
 };
 
 __device__ __forceinline__ void quantise_run(const float (&latent)[RUN], float scale,

@@ -48,12 +48,13 @@ struct LatentWarp {
            (2 * (column % 4) + plane) * 16;
   }
 
-  // Where tcgen05 reads latents: the word of an element, and of the next three, of a plane. Rows of 16
-  // bytes, one for each operand column, in the order in which weights are packed (pack.py): of a slab of
-  // 32 elements, words 0, 2, 4 and 6, then the others.
-  __device__ __forceinline__ u32 operand_place(int slot, int column, int plane, int element) const {
-    const int word = element % 32 / 4, chunk = element / 32 * 2 + word % 2;
-    const int row = plan::OPERAND_LEAD + plan::REQUEST_COLUMNS * column + plane;
+  // Where tcgen05 reads a word of a latent, by its place among the latent's bytes, or its plane's. Rows of 16
+  // bytes, one for each operand column (product_mma.cuh), in the order in which weights are packed
+  // (pack.py): of a slab of 32 bytes, words 0, 2, 4 and 6, then the others.
+  __device__ __forceinline__ u32 operand_place(int slot, int column, int plane, int byte) const {
+    const int word = byte % 32 / 4, chunk = byte / 32 * 2 + word % 2;
+    const int odd = plan::QUANTISED ? plane : column / 4;
+    const int row = plan::OPERAND_LEAD + plan::REQUEST_COLUMNS * (column % 4) + odd;
     return shared_address(shared.latent[slot]) + (chunk * plan::OPERAND_ROWS + row) * 16 +
            word / 2 * 4;
   }
@@ -64,28 +65,31 @@ struct LatentWarp {
     if constexpr (ASYNC_TILES == 0) {
       store_shared_16(latent_place(slot, column, piece), words);
     } else {
-      const int element = piece / 4 * 32 + piece % 2 * 16;
+      const int byte = plan::QUANTISED ? piece / 4 * 32 + piece % 2 * 16 : piece * 16;
 #pragma unroll
       for (int i = 0; i < 2; ++i) {
         const u32 pair[2] = {words[i], words[i + 2]};
-        store_shared_8(operand_place(slot, column, piece / 2 % 2, element + 4 * i), pair);
+        store_shared_8(operand_place(slot, column, piece / 2 % 2, byte + 4 * i), pair);
       }
     }
   }
 
-  // Puts a lane's run of a plane there.
+  // Puts BYTES of a latent, or of one of its planes, there, from byte `start` on.
+  template <int BYTES, int WORDS>
   __device__ __forceinline__ void put_run(int slot, int column, int plane, int start,
-                                          const PlaneRun& run) const {
-    if constexpr (ASYNC_TILES == 0) {
-      const int piece = start / 32 * 4 + start / 16 % 2;
-      run.store(latent_place(slot, column, piece + 2 * plane) + start % 16);
-    } else {
-      constexpr int BYTES = RUN < 4 ? RUN : 4;
+                                          const u32 (&words)[WORDS]) const {
+    if constexpr (ASYNC_TILES > 0) {
+      constexpr int PART = BYTES < 4 ? BYTES : 4;
 #pragma unroll
-      for (int i = 0; i < RUN / BYTES; ++i) {
-        const u32 word[1] = {run.word[i]};
-        store_bytes<BYTES>(operand_place(slot, column, plane, start + 4 * i) + start % 4, word);
+      for (int i = 0; i < BYTES / PART; ++i) {
+        const u32 word[1] = {words[i]};
+        store_bytes<PART>(operand_place(slot, column, plane, start + 4 * i) + start % 4, word);
       }
+    } else if constexpr (plan::QUANTISED) {
+      const int piece = start / 32 * 4 + start / 16 % 2;
+      store_bytes<BYTES>(latent_place(slot, column, piece + 2 * plane) + start % 16, words);
+    } else {
+      store_bytes<BYTES>(latent_place(slot, column, 0) + start, words);
     }
   }
 
@@ -225,11 +229,23 @@ struct LatentWarp {
     store_latent(latent, latent_slot(round), column);
   }
 
-  // Quantises a latent and puts it where the sweeping warps read it. All of the team have come as far.
+  // Puts a latent where the sweeping warps read it, quantised unless weights are bf16. All of the team
+  // have come as far.
   __device__ __forceinline__ void store_latent(const float (&latent)[RUNS][RUN], int slot,
                                                int column) const {
     const int lane = team_lane();
     __syncwarp();
+    if constexpr (!plan::QUANTISED) {
+#pragma unroll
+      for (int run = 0; run < RUNS; ++run)
+        if (run_exists(run, lane)) {
+          u32 words[RUN / 2];
+          pack_bf16_run(latent[run], words);
+          put_run<2 * RUN>(slot, column, 0, run_start(run, lane) * 2, words);
+        }
+      team_sync();
+      return;
+    }
     u32 largest = largest_of(latent);
     if constexpr (TEAM > 1) {
       if (lane_index() == 0) shared.team_largest[service()] = largest;
@@ -247,13 +263,13 @@ struct LatentWarp {
       PlaneRun high, low;
       quantise_run(latent[run], scale, high, low);
       const int start = run_start(run, lane);
-      put_run(slot, column, 0, start, high);
-      put_run(slot, column, 1, start, low);
+      put_run<RUN>(slot, column, 0, start, high.word);
+      put_run<RUN>(slot, column, 1, start, low.word);
     }
-    if (lane == 0) shared.latent_scale[slot][column] = scale;
+    if (lane == 0) shared.latent_scale[plan::QUANTISED ? slot : 0][column] = scale;
   }
 
-  // Copies table rows, which hold quantised latents.
+  // Copies table rows, which hold latents, quantised or not.
   template <int COUNT>
   __device__ __forceinline__ void copy_latents(int round, int first_served,
                                                const int (&token)[COUNT]) const {
@@ -268,7 +284,7 @@ struct LatentWarp {
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
           load_global_16(piece[i][j], source + (j * 32 + lane) * 16);
-      scale[i] = load_global_4(source + 2 * plan::RANK);
+      if constexpr (plan::QUANTISED) scale[i] = load_global_4(source + 2 * plan::RANK);
     }
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
@@ -277,7 +293,8 @@ struct LatentWarp {
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
           put_piece(slot, column, j * 32 + lane, piece[i][j]);
-      if (lane == 0) shared.latent_scale[slot][column] = __uint_as_float(scale[i]);
+      if constexpr (plan::QUANTISED)
+        if (lane == 0) shared.latent_scale[slot][column] = __uint_as_float(scale[i]);
     }
   }
 

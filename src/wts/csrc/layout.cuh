@@ -7,6 +7,14 @@ namespace wts {
 using Byte = unsigned char;
 using Barrier = unsigned long long;
 
+// Scales of rows: one each, or, of bf16 weights, a bit each of a word for 32: set where the scale is
+// NaN, not 1.
+#if WTS_QUANTISED
+using RowScale = float;
+#else
+using RowScale = unsigned int;
+#endif
+
 // What one walk's block keeps in shared memory. Every size comes from the plan; an array the plan
 // does not need has one element, so that the struct stays plain C++.
 struct Shared {
@@ -14,8 +22,8 @@ struct Shared {
   alignas(128) Byte fragments[plan::FRAGMENT_STORAGE][plan::FRAGMENT_BYTES];
   // Where streamed weights pass through: half tiles of warpgroups, or fragments of warps.
   alignas(128) Byte ring[plan::RING_PLACES][plan::RING_UNIT_BYTES];
-  // Weight scale of each row of the shard.
-  alignas(16) float row_scale[plan::ROWS];
+  // Weight scales of the rows of the shard.
+  alignas(16) RowScale row_scale[plan::ROW_SCALE_WORDS];
   // Base logits of the shard, staged ahead: a slot for each (step, group), a line for each request.
   alignas(16) Byte base[plan::BASE_SLOTS][plan::COLUMNS][plan::BASE_LINE_BYTES];
   // For sampled walks, by sweeping thread: noise drawn before the latents are known; and where
@@ -26,10 +34,10 @@ struct Shared {
   alignas(16) float temperature[plan::SAMPLED ? plan::GROUPS : 1][plan::COLUMNS];
   // What a step logit is multiplied with for its score: 1 / T, or 1 where the request is greedy.
   alignas(16) float inverse_temperature[plan::SAMPLED ? plan::GROUPS : 1][plan::COLUMNS];
-  // Quantised latents: a line for each request, or as the instruction of a warpgroup or tcgen05 wants a
-  // group's.
+  // Latents, quantised for int8 weights: a line for each request, or as the instruction of a warpgroup or
+  // tcgen05 wants a group's.
   alignas(128) Byte latent[plan::LATENT_SLOTS][plan::LATENT_SLOT_BYTES];
-  alignas(16) float latent_scale[plan::LATENT_SLOTS][plan::COLUMNS];
+  alignas(16) float latent_scale[plan::QUANTISED ? plan::LATENT_SLOTS : 1][plan::COLUMNS];
   // Last token of each request, where its latent is fetched later than it is known.
   alignas(16) int token[plan::LATER_TOKENS];
   // Best row of each sweeping warp, in a sampled plan the two best: ordered key, position in the

@@ -265,17 +265,19 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
   const Judged judged{first};
   const LaneRows rows(warp, lane);
   wait();
-  float2 scales[COUNT], bases[COUNT];
+  PairScale scales[COUNT];
+  float2 bases[COUNT];
   float latent_scales[BLOCKS];
 #pragma unroll
   for (int block = 0; block < BLOCKS; ++block)
-    latent_scales[block] = shared.latent_scale[latent_slot(round)][lane_column(lane, block)];
+    if constexpr (plan::QUANTISED)
+      latent_scales[block] = shared.latent_scale[latent_slot(round)][lane_column(lane, block)];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     if (!judged.exists(i)) continue;
     const int row = rows.row(judged.accumulator(i));
     if (i % BLOCKS == 0) {
-      scales[i] = *reinterpret_cast<const float2*>(&shared.row_scale[row]);
+      scales[i] = load_pair_scale(shared, row);
     } else {
       scales[i] = scales[i - 1];
     }
@@ -283,16 +285,24 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
   }
   __syncwarp();  // these loads together, not each before its use
   // The first token of a Domino head is decided by the base logits alone.
+  // Padding rows have base logits of -inf and weights of 0. With an infinite element of a bf16 latent that
+  // would be NaN, which wins.
+  constexpr bool PADDED = !plan::QUANTISED && plan::VOCAB % plan::ROWS != 0;
+  [[maybe_unused]] const int rows_here = plan::VOCAB - static_cast<int>(blockIdx.x) * plan::ROWS;
   const bool plain = plan::PROJECTOR_ROWS > 0 && round_step(round) == 0;
   float logits[COUNT][2];
 #pragma unroll
   for (int i = 0; i < COUNT; ++i) {
     logits[i][0] = logits[i][1] = minus_infinity();
     if (!judged.exists(i)) continue;
-    const int(&sum)[4] = sum_of(i / BLOCKS, judged.block(i));
-    const float latent_scale = latent_scales[i % BLOCKS];
-    logits[i][0] = step_sum(sum[0], sum[1], __fmul_rn(scales[i].x, latent_scale), bases[i].x);
-    logits[i][1] = step_sum(sum[2], sum[3], __fmul_rn(scales[i].y, latent_scale), bases[i].y);
+    step_pair(sum_of(i / BLOCKS, judged.block(i)), judged.block(i), scales[i],
+              latent_scales[i % BLOCKS], bases[i], logits[i]);
+    if constexpr (PADDED) {
+      const int row = rows.row(judged.accumulator(i));
+#pragma unroll
+      for (int j = 0; j < 2; ++j)
+        if (row + j >= rows_here) logits[i][j] = minus_infinity();
+    }
     if (plain) {
       logits[i][0] = bases[i].x;
       logits[i][1] = bases[i].y;

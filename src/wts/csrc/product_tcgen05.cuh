@@ -8,7 +8,7 @@ namespace wts {
 
 #if WTS_TENSOR
 static_assert(plan::SWEEP_WARPS == 8 && !plan::WARPGROUPS, "16 rows of each of 8 lone warps");
-static_assert(plan::COLUMN_BLOCKS == 1, "a warp reads eight columns of sums");
+static_assert(plan::COLUMNS <= (plan::QUANTISED ? 4 : 8), "a warp reads eight columns of sums");
 constexpr int TILE_MATRIX_BYTES = plan::SWEEP_WARPS * plan::TILE_BYTES;
 constexpr int OPERAND_CORES = plan::SWEEP_WARPS * 2;  // core matrices of 16 bytes of k
 constexpr int SLAB_COLUMNS = 8;
@@ -131,7 +131,7 @@ __device__ __forceinline__ void offer_products(const WalkArgs& args, Shared& sha
   const Lines lines(args, shared, lane, round);
 #pragma unroll
   for (int first = 0; first < plan::ASYNC_ACCUMULATORS; first += AT_ONCE) {
-    int sums[AT_ONCE][4];
+    Sum sums[AT_ONCE][4];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
       if (first + i >= plan::ASYNC_ACCUMULATORS) continue;
@@ -140,7 +140,7 @@ __device__ __forceinline__ void offer_products(const WalkArgs& args, Shared& sha
       tensor_load(sums[i], sums_place(memory, first + i));
     }
     tensor_wait_loads(sums);
-    const auto sum_of = [&](int i, int) -> const int(&)[4] { return sums[i]; };
+    const auto sum_of = [&](int i, int) -> const Sum(&)[4] { return sums[i]; };
     offer_sums<AT_ONCE>(args, shared, lines, sampling, warp, lane, round,
                         LONE_ACCUMULATORS + first, [] {}, sum_of, exact, limit, offers);
   }

@@ -69,6 +69,25 @@ __device__ __forceinline__ void mma_s8_first(int (&d)[4], const u32* a, u32 b0, 
       : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "r"(0));
 }
 
+// 9.7.14.5: D = A(16x16 bf16, row) * B(16x8 bf16, column) + D in fp32; how it is summed is the
+// hardware's own.
+__device__ __forceinline__ void mma_bf16(float (&d)[4], const u32* a, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%0, %1, %2, %3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+
+// The same with D = 0 + A * B.
+__device__ __forceinline__ void mma_bf16_first(float (&d)[4], const u32* a, u32 b0, u32 b1) {
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 "
+      "{%0, %1, %2, %3}, {%4, %5, %6, %7}, {%8, %9}, {%10, %10, %10, %10};"
+      : "=f"(d[0]), "=f"(d[1]), "=f"(d[2]), "=f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1), "f"(0.0f));
+}
+
 // ---- matrix product of a warpgroup (9.7.15) ----------------------------------------------------
 
 // 9.7.15.5.1: an operand in shared memory without swizzle: core matrices of 8 rows of 16 bytes; the
@@ -440,6 +459,11 @@ __device__ __forceinline__ void fence_async_proxy() {
 // ---- tensor memory (9.7.16) ----------------------------------------------------------------------
 
 #if WTS_TENSOR
+#if WTS_QUANTISED
+#define WTS_TENSOR_KIND "i8"
+#else
+#define WTS_TENSOR_KIND "f16"
+#endif
 // 9.7.16.7.1, by one warp: takes columns, a power of two, and writes where they begin to shared memory.
 __device__ __forceinline__ void tensor_allocate(u32* begin, u32 columns) {
   asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(
@@ -474,13 +498,22 @@ __device__ __forceinline__ void tensor_load(int (&v)[4], u32 place) {
                : "r"(place));
 }
 
+__device__ __forceinline__ void tensor_load(float (&v)[4], u32 place) {
+  asm volatile("tcgen05.ld.sync.aligned.16x256b.x1.b32 {%0, %1, %2, %3}, [%4];"
+               : "=f"(v[0]), "=f"(v[1]), "=f"(v[2]), "=f"(v[3])
+               : "r"(place));
+}
+
+// No use of a sum moves in front of what comes before.
+__device__ __forceinline__ void pin(int& sum) { asm volatile("" : "+r"(sum)); }
+__device__ __forceinline__ void pin(float& sum) { asm volatile("" : "+f"(sum)); }
+
 // 9.7.16.8.5: waits for all of the thread's loads.
-template <int COUNT>
-__device__ __forceinline__ void tensor_wait_loads(int (&v)[COUNT][4]) {
+template <typename Sum, int COUNT>
+__device__ __forceinline__ void tensor_wait_loads(Sum (&v)[COUNT][4]) {
   asm volatile("tcgen05.wait::ld.sync.aligned;" ::: "memory");
 #pragma unroll
-  for (int i = 0; i < COUNT; ++i)  // no use of them may move in front of the wait
-    asm volatile("" : "+r"(v[i][0]), "+r"(v[i][1]), "+r"(v[i][2]), "+r"(v[i][3]));
+  for (int i = 0; i < 4 * COUNT; ++i) pin(v[i / 4][i % 4]);
 }
 
 // 9.7.16.11.1: around whatever orders threads, so that it orders their accesses of tensor memory, too.
@@ -500,12 +533,13 @@ __device__ __forceinline__ bool elected() {
   return one != 0;
 }
 
-// 9.7.16.10.9: D = A(128x32 s8) * B(32x16 s8), or added to D; D in tensor memory, A there or in shared
-// memory; what descriptors say is in wts/tensor_memory.py. By one thread.
+// 9.7.16.10.9: D = A * B, or added to D: 128 rows and 16 columns of 32 bytes, s8 in int32 or bf16 in fp32. D
+// in tensor memory, A there or in shared memory; what descriptors say is in wts/tensor_memory.py. By one
+// thread.
 __device__ __forceinline__ void tensor_product(u32 sums, u32 a, u64 b, bool add) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %4, 0;\n\t"
-      "tcgen05.mma.cta_group::1.kind::i8 [%0], [%1], %2, %3, p;\n\t}" ::"r"(sums),
+      "tcgen05.mma.cta_group::1.kind::" WTS_TENSOR_KIND " [%0], [%1], %2, %3, p;\n\t}" ::"r"(sums),
       "r"(a), "l"(b), "r"(plan::INSTRUCTION_DESCRIPTOR), "r"(static_cast<u32>(add))
       : "memory");
 }
@@ -513,7 +547,7 @@ __device__ __forceinline__ void tensor_product(u32 sums, u32 a, u64 b, bool add)
 __device__ __forceinline__ void tensor_product(u32 sums, u64 a, u64 b, bool add) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %4, 0;\n\t"
-      "tcgen05.mma.cta_group::1.kind::i8 [%0], %1, %2, %3, p;\n\t}" ::"r"(sums),
+      "tcgen05.mma.cta_group::1.kind::" WTS_TENSOR_KIND " [%0], %1, %2, %3, p;\n\t}" ::"r"(sums),
       "l"(a), "l"(b), "r"(plan::INSTRUCTION_DESCRIPTOR), "r"(static_cast<u32>(add))
       : "memory");
 }

@@ -6,7 +6,7 @@ namespace wts {
 
 struct WalkArgs {
   const Byte* tiles;           // packed W, in the order of the plan's instruction
-  const float* row_scale;      // [NUM_BLOCKS * ROWS]
+  const RowScale* row_scale;   // [NUM_BLOCKS * ROW_SCALE_WORDS]
   const Byte* table;           // what a token fetches: rows of TABLE_ROW_BYTES
   float* hidden_part;          // [B, K, PART], of a head that reads hidden states; written if made here
   const Byte* hidden;          // [B, K, HIDDEN] in bf16
@@ -87,7 +87,8 @@ __device__ __forceinline__ u32 latent_parity(int round) {
 
 // ---- which tile, where -------------------------------------------------------------------------
 
-// Four column pairs of a product serve COLUMNS requests; the rest let several tiles share one
+// Four column pairs of a product serve COLUMNS requests (of bf16 weights up to eight: request 4 + j is
+// the odd column of pair j, which without it repeats the even one); the rest let several tiles share one
 // accumulator: tile v of a sharing set sees the latent only in the pairs of variant v.
 constexpr int SHARING = plan::TILES_PER_ACCUMULATOR;
 constexpr int ACCUMULATORS = (plan::WARP_TILES + SHARING - 1) / SHARING;
@@ -99,10 +100,10 @@ static_assert(ASYNC_TILES == 0 || LONE_TILES % SHARING == 0,
               "tiles that share an accumulator are multiplied in the same way");
 constexpr int LIVE = (LONE_ACCUMULATORS + plan::PHASES - 1) / plan::PHASES;  // at once
 constexpr int WHOLE_TILES = plan::WARP_TILES & ~1;  // in pairs of a warp's own
-constexpr int SLABS = plan::RANK / 32;
+constexpr int SLABS = plan::SLABS;
 constexpr int FRAGMENTS = LONE_TILES * SLABS;
 constexpr int AWAY_FRAGMENTS = plan::STREAMED_FRAGMENTS + plan::SHARED_FRAGMENTS;
-static_assert(plan::WARPGROUPS || SHARING * plan::COLUMNS <= 4,
+static_assert(plan::WARPGROUPS || SHARING * plan::COLUMNS <= (plan::QUANTISED ? 4 : 8),
               "an accumulator has four column pairs");
 static_assert(SLABS % 2 == 0, "ranks are multiples of 64");
 

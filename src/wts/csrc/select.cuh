@@ -26,6 +26,22 @@ __device__ __forceinline__ float2 load_base_pair(u32 address) {
   }
 }
 
+#if WTS_QUANTISED
+using Sum = int;          // of an accumulator
+using PairScale = float2;  // scales of two consecutive rows
+
+__device__ __forceinline__ PairScale load_pair_scale(const Shared& shared, int row) {
+  return *reinterpret_cast<const float2*>(&shared.row_scale[row]);
+}
+#else
+using Sum = float;
+using PairScale = u32;  // a bit for each of two consecutive rows
+
+__device__ __forceinline__ PairScale load_pair_scale(const Shared& shared, int row) {
+  return shared.row_scale[row >> 5] >> (row & 31);
+}
+#endif
+
 // z = base + dot * scale, scale = row scale * latent scale; each operation rounded to fp32, none
 // fused.
 __device__ __forceinline__ float step_sum(int high, int low, float scale, float base) {
@@ -43,6 +59,23 @@ __device__ __forceinline__ void round_pair(float& first, float& second) {
     first = half_to_float(round_half(first));
     second = half_to_float(round_half(second));
   }
+}
+
+// Step logits of two consecutive rows for one request, all but the last rounding: a lane's sums of a
+// product hold, for each row, those of an int8 latent's two planes, or those of two requests.
+__device__ __forceinline__ void step_pair(const int (&sum)[4], int, float2 scale,
+                                          float latent_scale, float2 base, float (&logits)[2]) {
+  logits[0] = step_sum(sum[0], sum[1], __fmul_rn(scale.x, latent_scale), base.x);
+  logits[1] = step_sum(sum[2], sum[3], __fmul_rn(scale.y, latent_scale), base.y);
+}
+
+__device__ __forceinline__ void step_pair(const float (&sum)[4], int request, u32 scale, float,
+                                          float2 base, float (&logits)[2]) {
+  const float nan = __int_as_float(0x7fffffff);
+  float first = scale & 1u ? nan : sum[request], second = scale & 2u ? nan : sum[2 + request];
+  round_pair(first, second);
+  logits[0] = __fadd_rn(base.x, first);
+  logits[1] = __fadd_rn(base.y, second);
 }
 
 // A rounded step logit, as the step's number type stores it, and back.

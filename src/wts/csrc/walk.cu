@@ -21,7 +21,8 @@ __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
     for (int column = 0; column < plan::COLUMNS; ++column)
       barrier_init(&shared.base_copied[slot][column], WARP_ARRIVALS);
   }
-  if constexpr (plan::WARPGROUPS && plan::STREAMED_FRAGMENTS > 0) {
+  if constexpr (plan::STREAMED_FRAGMENTS > 0 &&
+                (plan::WARPGROUPS || plan::COPIED_TOGETHER > 1)) {
     for (int place = 0; place < plan::RING_PLACES; ++place) {
       barrier_init(&shared.ring_landed[0][0] + place, 1);
       (&shared.ring_readers[0][0])[place] = 0;
@@ -55,12 +56,12 @@ __constant__ const int away_offset[] = {WTS_AWAY_SOURCE};
 
 // The scales and the fragments that live in shared memory, by bulk copies of one whole warp.
 __device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared& shared) {
-  constexpr u32 SCALE_BYTES = plan::ROWS * 4;
+  constexpr u32 SCALE_BYTES = plan::ROW_SCALE_WORDS * 4;
   constexpr u32 BYTES = plan::SWEEP_WARPS * plan::SHARED_FRAGMENTS * plan::FRAGMENT_BYTES;
   const int lane = lane_index();
   if (lane == 0) {
     barrier_arrive_expect(&shared.weights_landed, SCALE_BYTES + BYTES);
-    bulk_copy(shared.row_scale, args.row_scale + blockIdx.x * plan::ROWS, SCALE_BYTES,
+    bulk_copy(shared.row_scale, args.row_scale + blockIdx.x * plan::ROW_SCALE_WORDS, SCALE_BYTES,
               &shared.weights_landed);
   }
   __syncwarp();
