@@ -18,6 +18,7 @@ from wts.numbers import HEAD_KINDS, NUMBER_TYPES, HeadKind
 from wts.plan import ResidencyPlan
 from wts.planner import Shape, plan_residency
 from wts.recurrent import GatedHead, RnnHead
+from wts.tensor_memory import has_product
 
 PUBLISHED_VOCABS = (32_000, 129_280, 151_936, 154_880, 163_840, 200_058, 248_320, 262_144)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
