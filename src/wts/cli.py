@@ -96,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--weights", choices=WEIGHT_TYPES, default="int8", help="of the projection, default int8"
     )
+    plan.add_argument(
+        "--tensor-memory",
+        action="store_true",
+        help="int8 weights too may go to a B200's tensor memory; bf16 ones do anyway",
+    )
     plan.set_defaults(run=_plan)
 
     walk = commands.add_parser("walk", help="draft a block, print its tokens as JSON")
@@ -252,6 +257,7 @@ def _plan(args: argparse.Namespace) -> int:
         steps=args.steps,
         sampled=args.sampled,
         weights=args.weights,
+        tensor_memory=True if args.tensor_memory else None,
     )
     print(plan)
     try:

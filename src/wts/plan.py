@@ -322,7 +322,7 @@ class ResidencyPlan:
 
     @property
     def request_columns(self) -> int:
-        """Operand columns of one of up to four requests: its two planes, or, of bf16, its pair's."""
+        """Operand columns of one of up to four requests: its two planes; of bf16, its pair's."""
         return 2
 
     @property

@@ -696,7 +696,7 @@ def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan
 
 
 def _place_lone_tiles(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
-    """Place what warps multiply themselves; those of hidden states too, where that displaces no others.
+    """Place what warps multiply themselves; weights of hidden states too, if they displace none.
 
     Warps that make the latents of few requests together have time to multiply them, and no other
     kernel has to run before the walk. Lanes read eight elements at once.
