@@ -22,6 +22,7 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("recurrent",),
     ("domino",),
     ("plan", "cells"),
+    ("choices",),
     ("planner", "pack", "noise", "reading", "bounds"),
     ("reference", "emulator", "compile", "cost"),
     ("walk", "follow"),

@@ -146,7 +146,7 @@ class TestEveryPlan:
         assert layout["end"] % 128 == 0
         room = layout["row_scale"] - layout["fragments"]
         assert room >= sweep_warps(plan) * plan.shared_fragments * FRAGMENT_BYTES
-        assert layout["base"] - layout["row_scale"] >= 4 * plan.rows
+        assert layout["base"] - layout["row_scale"] >= 4 * plan.row_scale_words
 
     @given(plans())
     def test_staged_base_logits_fit_their_line_from_any_element(self, plan: ResidencyPlan) -> None:
@@ -412,7 +412,7 @@ class TestPrinted:
             places.insert(2, "tensor memory")
         assert [name for name, _, _ in rows] == places
         assert sum(float(share) for _, _, share in rows) == pytest.approx(100, abs=0.2)
-        whole = plan.padded_vocab * plan.rank / 2**20
+        whole = plan.padded_vocab * plan.row_bytes / 2**20
         assert sum(float(mebibytes) for _, mebibytes, _ in rows) == pytest.approx(whole, abs=0.2)
         assert f"resident {plan.resident_share:.1%} of" in text
 

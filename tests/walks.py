@@ -15,7 +15,7 @@ from strategies import DTYPES, hopper
 from wts.cells import AnyHead
 from wts.device import GpuSpec, gpu_spec
 from wts.noise import Noise
-from wts.numbers import NUMBER_TYPES, NumberType
+from wts.numbers import NUMBER_TYPES, NumberType, WeightType
 from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
 from wts.walk import Backend, Walker
@@ -36,10 +36,18 @@ def walker_of(
     blocks: int | None = None,
     base_type: NumberType = "bf16",
     sampled: bool = False,
+    weights: WeightType = "int8",
 ) -> Walker:
     """A Walker of a head, kept for the next test that asks for the same."""
-    gpu = gpu_of(backend, blocks)
-    plan = plan_residency(head, gpu, batch=batch, steps=32, base_type=base_type, sampled=sampled)
+    plan = plan_residency(
+        head,
+        gpu_of(backend, blocks),
+        batch=batch,
+        steps=32,
+        base_type=base_type,
+        sampled=sampled,
+        weights=weights,
+    )
     return Walker(head, plan, backend=backend)
 
 

@@ -69,8 +69,8 @@ class ResidencyPlan:
     the weights in tensor memory, and how many with them in shared memory; its last ones.
     `weights`: what rows of the projection are kept as; latents are quantised only for int8.
     `operand_slabs`: slabs of a latent that a lane of a lone warp holds at once.
-    `copied_together`: fragments that pass through a lone warp's ring by one bulk copy; 1: each lane
-    copies its own bytes.
+    `copied_together`: most fragments that pass through a lone warp's ring by one bulk copy; 1: each
+    lane copies its own bytes.
     """
 
     gpu: str

@@ -10,6 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
+from wts.choices import BF16_CHOICES, Choice
 from wts.device import GpuSpec, gpu_spec
 from wts.errors import PlanError
 from wts.numbers import (
@@ -21,7 +22,7 @@ from wts.numbers import (
     NumberType,
     WeightType,
 )
-from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, TILES_JUDGED, Instruction, ResidencyPlan
+from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, TILES_JUDGED, ResidencyPlan
 from wts.tensor_memory import COLUMNS, has_product
 
 if TYPE_CHECKING:
@@ -51,38 +52,10 @@ MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler min
 # Half tiles of a warpgroup's ring: of two batches being multiplied, and of one on its way.
 RING_UNITS = 6
 # Fragments of a warp's ring, where warps multiply alone: what covers the way from L2. Of bulk
-# copies, which also come while blocks exchange: as many as come in that time.
+# copies, which also come while blocks exchange: about as many as come in that time.
 RING_FRAGMENTS = range(8, 17)
-BULK_RING_FRAGMENTS = range(8, 21)
-
-
-@dataclass(frozen=True, slots=True)
-class Choice:
-    """How a block divides its registers and its work, as measured best (docs/measured.md).
-
-    Args:
-        instruction: matrix instruction.
-        columns: requests walked side by side.
-        fragments: of a sweeping warp, in registers: more leave no room to load ahead, fewer crowd
-            shared memory.
-        queue: fragments loaded ahead of their product (mma).
-        live: accumulators at once (mma), or tiles in flight (wgmma).
-        registers: of a sweeping and of a service thread; 8 and 4 warps of them make up what a block
-            of 384 threads is launched with. 64-bit words and many columns want more of the second.
-        together: columns whose exchange a service warp waits for at once.
-        operands: slabs of a latent that a lane holds at once (mma); 0: all.
-        copied: most fragments that are streamed by one copy (mma); 1: by copies of each lane.
-    """
-
-    instruction: Instruction
-    columns: int
-    fragments: int
-    queue: int
-    live: int
-    registers: tuple[int, int]
-    together: int = 1
-    operands: int = 0
-    copied: int = 1
+BULK_RING_FRAGMENTS = 16
+LEAST_BULK_PLACES = 3
 
 
 _CHOICES = {
@@ -173,46 +146,6 @@ _CHOICES = {
         Choice("wgmma", 8, 20, 0, 2, (216, 72)),
     ),
     "sampled, two groups, streaming": (Choice("wgmma", 8, 18, 0, 2, (208, 88)),),
-}
-# bf16 weights, the most columns first. Lone warps multiply for up to eight requests.
-_BF16_CHOICES = {
-    "greedy": (
-        Choice("mma", 8, 30, 4, 5, (216, 72), 2),
-        Choice("mma", 4, 36, 4, 5, (224, 56)),
-        Choice("mma", 2, 38, 4, 5, (224, 56)),
-        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
-    ),
-    "greedy, streaming": (
-        Choice("mma", 8, 30, 4, 5, (216, 72), 2),
-        Choice("mma", 4, 36, 4, 5, (224, 56)),
-        Choice("mma", 2, 38, 4, 5, (224, 56)),
-        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
-    ),
-    "sampled": (
-        Choice("mma", 8, 20, 4, 5, (208, 88)),
-        Choice("mma", 4, 26, 4, 5, (208, 88)),
-        Choice("mma", 2, 28, 4, 5, (208, 88)),
-        Choice("mma", 1, 30, 4, 5, (208, 88)),
-    ),
-    "sampled, streaming": (
-        Choice("mma", 8, 20, 4, 5, (208, 88)),
-        Choice("mma", 4, 26, 4, 5, (208, 88)),
-        Choice("mma", 2, 28, 4, 5, (208, 88)),
-        Choice("mma", 1, 30, 4, 5, (208, 88)),
-    ),
-    # With tensor memory, as much in registers as NVRTC 13.0 does not spill; none was measured.
-    "greedy, tensor memory": (
-        Choice("mma", 8, 44, 4, 5, (224, 56), 2, 4),
-        Choice("mma", 4, 48, 4, 5, (232, 40), 1, 4),
-        Choice("mma", 2, 48, 4, 5, (232, 40), 1, 4),
-        Choice("mma", 1, 48, 4, 5, (232, 40), 1, 4),
-    ),
-    "sampled, tensor memory": (
-        Choice("mma", 8, 32, 4, 5, (216, 72), 1, 4),
-        Choice("mma", 4, 40, 2, 5, (216, 72), 1, 4),
-        Choice("mma", 2, 40, 4, 5, (216, 72), 1, 4),
-        Choice("mma", 1, 42, 4, 5, (216, 72), 1, 4),
-    ),
 }
 
 
@@ -394,8 +327,13 @@ def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choic
     special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
     end = ", streaming" if streaming else ""
     if not plan.quantised:
-        end = ", tensor memory" if plan.tensor_limit else end
-        return [choice for choice in _BF16_CHOICES[how + end] if choice.columns <= widest]
+        special = "wide" if plan.wide and not plan.sampled else ""
+        kinds = (plan.kind, "state" if plan.state else "", special)
+        keys = [f"{how}, {kind}" for kind in kinds if kind] + [how + end]
+        if plan.tensor_limit:
+            keys = [f"{how}, tensor memory"]
+        chosen = next(BF16_CHOICES[key] for key in keys if key in BF16_CHOICES)
+        return [choice for choice in chosen if choice.columns <= widest]
     every = [
         *_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
         *(_CHOICES.get(f"{how}, state{end}", ()) if plan.state else ()),
@@ -746,42 +684,37 @@ def _place_projection(plan: ResidencyPlan, most_registers: int, live: int) -> Re
 def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
     """What there is no room for passes through warps' rings; too large a plan where none is left.
 
-    A ring's length divides what is streamed, so that a fragment has the same place in each sweep.
+    A ring of lanes' copies divides what is streamed, so that a fragment has the same place in each
+    sweep; of bulk copies some are a fragment shorter.
     """
     too_many = plan.shared_bytes - plan.shared_limit
     lacking = -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES))
-    rings = _rings(plan.copied_together)
-    for missing in range(max(lacking, RING_FRAGMENTS[0]), plan.shared_fragments + 1):
-        for places, together in rings:
-            streamed = missing + places * together
-            if missing % (places * together) or streamed > plan.shared_fragments:
-                continue
+    if plan.copied_together > 1:
+        places = max(LEAST_BULK_PLACES, BULK_RING_FRAGMENTS // plan.copied_together)
+        for streamed in range(lacking + places * plan.copied_together, plan.shared_fragments + 1):
             streaming = replace(
                 plan,
                 shared_fragments=plan.shared_fragments - streamed,
                 streamed_fragments=streamed,
                 ring_units=places,
-                copied_together=together,
+            )
+            if streaming.shared_bytes <= plan.shared_limit:
+                return streaming
+        return plan
+    for missing in range(max(lacking, RING_FRAGMENTS[0]), plan.shared_fragments + 1):
+        for length in reversed(RING_FRAGMENTS):
+            streamed = missing + length
+            if missing % length or streamed > plan.shared_fragments:
+                continue
+            streaming = replace(
+                plan,
+                shared_fragments=plan.shared_fragments - streamed,
+                streamed_fragments=streamed,
+                ring_units=length,
             )
             if streaming.shared_bytes <= plan.shared_limit:
                 return streaming
     return plan
-
-
-def _rings(most: int) -> list[tuple[int, int]]:
-    """Places of a lone warp's ring and fragments of a place, the best first: the longest rings.
-
-    Bulk copies of about `most` fragments, at least half as many, through three places or more.
-    """
-    if most == 1:
-        return [(length, 1) for length in reversed(RING_FRAGMENTS)]
-    rings = [
-        (places, together)
-        for together in range(most, max(2, most // 2) - 1, -1)
-        for places in range(3, BULK_RING_FRAGMENTS[-1] + 1)
-        if places * together in BULK_RING_FRAGMENTS
-    ]
-    return sorted(rings, key=lambda ring: -ring[0] * ring[1])
 
 
 def _stream_units(plan: ResidencyPlan, most_registers: int) -> ResidencyPlan:

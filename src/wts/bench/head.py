@@ -357,7 +357,7 @@ class HeadBench:
         made = _Ours(walker=Walker(head, plan, backend="device"), head=head)
         num_tokens = self.check(case, path, made, whole=self._whole_gate)
         made.walker.check()
-        equal = "equal the emulator's" if made.plan.quantised else "are the only ones allowed"
+        equal = "equal the emulator's" if self.weights == "int8" else "are the only ones allowed"
         say(f"{num_tokens} tokens of {path} {equal}")
         return made
 
@@ -389,7 +389,7 @@ class HeadBench:
         if path == "probe":
             drawn = replace(drawn, hidden=None)
         part_of = partial(gate.device_part, ours.walker)
-        if ours.plan.quantised:
+        if self.weights == "int8":
             emulator = self._emulator_of(case, path, ours)
             return gate.check_walk(
                 ours.walk, emulator, drawn, whole=whole, make_noise=_make_noise, part_of=part_of

@@ -7,10 +7,9 @@
 namespace wts {
 
 constexpr int RING = plan::RING_LENGTH;      // places
-constexpr int UNIT = plan::COPIED_TOGETHER;  // fragments of a place
-constexpr int STREAMED_UNITS =
-    plan::STREAMED_FRAGMENTS > 0 ? plan::STREAMED_FRAGMENTS / UNIT : RING;
-static_assert(plan::WARPGROUPS || plan::STREAMED_FRAGMENTS % (UNIT * RING) == 0,
+constexpr int UNIT = plan::COPIED_TOGETHER;  // fragments that a place has room for
+constexpr bool BULK = UNIT > 1;
+static_assert(plan::WARPGROUPS || BULK || plan::STREAMED_FRAGMENTS % RING == 0,
               "a fragment has the same place in every sweep");
 
 // By copies of each lane: it asks for, waits for and reads its own 16 bytes of a fragment, so nothing else
@@ -68,13 +67,22 @@ struct LaneSweeps {
 };
 
 // By bulk copies of several fragments, which L2 serves faster: one lane asks for them, each place has a
-// barrier.
+// barrier. Each place is used equally often in a sweep, so some copies are a fragment shorter.
+constexpr int STREAMED = plan::STREAMED_FRAGMENTS > 0 ? plan::STREAMED_FRAGMENTS : 1;
+constexpr int STREAMED_UNITS = RING * ((STREAMED + RING * UNIT - 1) / (RING * UNIT));
+
+// The first fragment of a unit, and the unit of a fragment.
+__device__ constexpr int unit_first(int unit) { return unit * STREAMED / STREAMED_UNITS; }
+__device__ constexpr int unit_of(int index) {
+  return ((index + 1) * STREAMED_UNITS - 1) / STREAMED;
+}
+
 struct BulkRing {
   Shared& shared;
   int warp, lane;
   u32 place;         // shared address of the lane's bytes of the first fragment
   const Byte* next;  // the unit to be asked for
-  int distance;      // of two units, hidden as above
+  int zero;          // hidden from the compiler, as above
   u32 phase;         // of the barriers at the first use of a place in this sweep
 
   __device__ __forceinline__ BulkRing(const WalkArgs& args, Shared& shared, int warp, int lane,
@@ -83,33 +91,35 @@ struct BulkRing {
         warp(warp),
         lane(lane),
         place(shared_address(shared.ring[warp * RING]) + lane * 16),
-        next(packed_tiles(args, warp) + first * plan::RING_UNIT_BYTES),
-        distance(plan::RING_UNIT_BYTES + (args.num_requests >> 30)),
+        next(packed_tiles(args, warp) + unit_first(first) * plan::FRAGMENT_BYTES),
+        zero(args.num_requests >> 30),
         phase(phase) {}
 
-  __device__ __forceinline__ void ask(int unit) {
+  // Asks for a unit of this sweep, or of the one that follows.
+  __device__ __forceinline__ void ask(int number) {
+    const int unit = number % STREAMED_UNITS, after = (unit + 1) % STREAMED_UNITS;
+    const int bytes = (unit_first(unit + 1) - unit_first(unit)) * plan::FRAGMENT_BYTES;
     if (lane == 0) {
       Barrier* landed = &shared.ring_landed[warp][unit % RING];
-      barrier_arrive_expect(landed, plan::RING_UNIT_BYTES);
-      bulk_copy(shared.ring[warp * RING + unit % RING], next, plan::RING_UNIT_BYTES, landed);
+      barrier_arrive_expect(landed, bytes);
+      bulk_copy(shared.ring[warp * RING + unit % RING], next, bytes, landed);
     }
-    next += (unit + 1) % STREAMED_UNITS == 0
-                ? distance - STREAMED_UNITS * plan::RING_UNIT_BYTES
-                : distance;
+    next += (unit_first(after) - unit_first(unit)) * plan::FRAGMENT_BYTES + zero;
   }
 
   __device__ __forceinline__ void load(u32 (&held)[4], int index, int after) const {
-    const int unit = index / UNIT;
-    if (index % UNIT == 0)
+    const int unit = unit_of(index), within = index - unit_first(unit);
+    if (within == 0)
       barrier_wait(&shared.ring_landed[warp][unit % RING], (phase + unit / RING) & 1u);
-    load_shared_16(held, place + (unit % RING * UNIT + index % UNIT) * plan::FRAGMENT_BYTES + after);
+    load_shared_16(held, place + (unit % RING * UNIT + within) * plan::FRAGMENT_BYTES + after);
   }
 
   // When a unit's last fragment has been multiplied, all lanes have read it.
   __device__ __forceinline__ void used(int index) {
-    if (index % UNIT != UNIT - 1) return;
+    const int unit = unit_of(index);
+    if (index + 1 != unit_first(unit + 1)) return;
     __syncwarp();
-    ask(index / UNIT + RING);
+    ask(unit + RING);
   }
 };
 
@@ -134,7 +144,7 @@ struct BulkSweeps {
   }
 };
 
-template <bool BULK>
+template <bool IN_BULK>
 struct SweepsOf {
   using Type = LaneSweeps;
 };
@@ -142,6 +152,6 @@ template <>
 struct SweepsOf<true> {
   using Type = BulkSweeps;
 };
-using Ring = SweepsOf<(UNIT > 1)>::Type;
+using Ring = SweepsOf<BULK && (plan::STREAMED_FRAGMENTS > 0)>::Type;
 
 }  // namespace wts
