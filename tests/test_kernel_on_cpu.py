@@ -111,14 +111,40 @@ def test_tensor_memory_and_what_streams(batch: int, shared_bytes: int) -> None:
     check_greedy(head, plan, batch, 3, padding=3)
 
 
-def test_tensor_memory_of_another_warp_is_not_read() -> None:
-    """The simulator's own check: a kernel whose warps count their lanes wrongly."""
-    head = MarkovHead.random(vocab=300, rank=64, seed=3)
-    plan = with_async_tiles(plan_of(head, gpu="b200", batch=4, tensor_memory=True), 1, 0)
-    base, anchor = inputs(head, plan, 4, 1, 0)
-    wrong = ("32 * (warp % 4) + 16 * (warp / 4)", "16 * warp")
-    with pytest.raises(RuntimeError, match="a lane that is another warp's"):
-        Simulator(head, plan, change=wrong)(base, anchor)
+@pytest.mark.parametrize(
+    ("right", "wrong", "seen"),
+    [
+        pytest.param(
+            "32 * (warp % 4) + 16 * (warp / 4)", "16 * warp", "another warp's", id="its lanes"
+        ),
+        pytest.param(
+            "if (warp_index() == 0) tensor_release(shared.tensor_memory, plan::TENSOR_COLUMNS);",
+            "",
+            "was not released",
+            id="its end",
+        ),
+        pytest.param("if (round > 0)", "if (false)", "", id="the sums of the round before"),
+        pytest.param(" - variant * plan::REQUEST_COLUMNS * plan::COLUMNS", "", "", id="columns"),
+        pytest.param("{words[i], words[i + 2]}", "{words[0], words[1]}", "", id="latents"),
+    ],
+)
+def test_a_kernel_that_misuses_tensor_memory_is_found_out(
+    right: str, wrong: str, seen: str
+) -> None:
+    """Of the simulator: what it complains of, or other tokens than the emulator's."""
+    head = MarkovHead.random(vocab=700, rank=64, seed=3)
+    plan = plan_of(head, gpu="b200", batch=9 if "round" in right else 2, tensor_memory=True)
+    plan = with_async_tiles(plan, 2, 0)
+    base, anchor = inputs(head, plan, plan.batch, 4, 0)
+    wanted = Walker(head, plan, backend="emulator")(base, anchor)
+    for change, good in ((None, True), ((right, wrong), False)):
+        simulator = Simulator(head, plan, change=change)
+        try:
+            same = torch.equal(simulator(base, anchor, most_turns=40_000), wanted)
+        except RuntimeError as error:
+            assert seen in str(error)
+            same = False
+        assert same is good
 
 
 @pytest.mark.parametrize(

@@ -39,10 +39,12 @@ def _build(header: str, change: tuple[str, str] | None) -> ctypes.CDLL:
     A change is a text of one of its files, and what to put there: for tests of tests.
     """
     folder = Path(tempfile.mkdtemp(prefix="wts-simulator-"))
-    for source in CSRC.iterdir():
-        if source.name != "ptx.cuh":
-            text = source.read_text()
-            (folder / source.name).write_text(text if change is None else text.replace(*change))
+    sources = {source.name: source.read_text() for source in CSRC.iterdir() if source.is_file()}
+    if change is not None:
+        assert sum(text.count(change[0]) for text in sources.values()) == 1, change
+        sources = {name: text.replace(*change) for name, text in sources.items()}
+    for name, text in sources.items():
+        (folder / name).write_text(text)
     for name in ("ptx.cuh", "simulate.cpp"):
         shutil.copy(HERE / name, folder)
     (folder / "plan_constants.h").write_text(header)
