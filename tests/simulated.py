@@ -28,17 +28,20 @@ def plan_of(
     base_type: NumberType = "bf16",
     weights: WeightType = "int8",
     shared_bytes: int = WHOLE,
+    gpu: str = "h200",
+    tensor_memory: bool | None = None,
 ) -> ResidencyPlan:
-    """A plan for a small H200: some blocks, perhaps of less shared memory."""
-    gpu = replace(gpu_spec("h200").with_blocks(blocks), shared_bytes_per_block=shared_bytes)
+    """A plan for a small GPU: some blocks, perhaps of less shared memory."""
+    spec = replace(gpu_spec(gpu).with_blocks(blocks), shared_bytes_per_block=shared_bytes)
     return plan_residency(
         head,
-        gpu,
+        spec,
         batch=batch,
         steps=32,
         sampled=sampled,
         base_type=base_type,
         weights=weights,
+        tensor_memory=tensor_memory,
     )
 
 

@@ -18,6 +18,7 @@ from wts.numbers import HEAD_KINDS, NUMBER_TYPES, HeadKind
 from wts.plan import ResidencyPlan
 from wts.planner import Shape, plan_residency
 from wts.recurrent import GatedHead, RnnHead
+from wts.tensor_memory import has_product
 
 PUBLISHED_VOCABS = (32_000, 129_280, 151_936, 154_880, 163_840, 200_058, 248_320, 262_144)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -95,7 +96,7 @@ def plans(
         vocab = rows_per_block * gpu.max_blocks
         rank = draw(st.sampled_from((256, 512)))
         shape = replace(shape, vocab=vocab, table_rows=vocab, rank=rank)
-    bf16 = gpu.is_hopper and draw(st.booleans())
+    bf16 = gpu.walks and draw(st.booleans())
     if bf16:
         shape = replace(shape, table_type="bf16")
     try:
@@ -107,6 +108,7 @@ def plans(
             sampled=draw(st.booleans()),
             base_type=draw(st.sampled_from(NUMBER_TYPES)),
             weights="bf16" if bf16 else "int8",
+            tensor_memory=has_product(gpu.arch, "bf16" if bf16 else "int8") and draw(st.booleans()),
         )
     except PlanError:
         assume(False)

@@ -347,6 +347,7 @@ class TestPlans:
         with pytest.raises(PlanError, match="weights: wanted one of int8, bf16, found 'int4'"):
             plan_of(QWEN, weights="int4")
         for gpu in GPUS.values():
-            if not gpu.is_hopper:
-                with pytest.raises(PlanError, match="weights: wanted int8 on"):
-                    plan_residency(QWEN, gpu, weights="bf16")
+            assert plan_residency(QWEN, gpu, weights="bf16").arch == gpu.arch
+        old = replace(GPUS["h200"], name="a100", compute_capability=(8, 0))
+        with pytest.raises(PlanError, match="weights: wanted int8 on a100"):
+            plan_residency(QWEN, old, weights="bf16")

@@ -18,12 +18,12 @@ from hypothesis import strategies as st
 
 from simulated import KEY, OFFSET, WHOLE, check_greedy, check_sampled, inputs, plan_of
 from simulator import Simulator, step_dtype
-from strategies import recurrent_head, silent_head
+from strategies import hidden_states, recurrent_head, silent_head
 from wts.cells import RecurrentHead
 from wts.domino import DominoHead
 from wts.heads import MarkovHead, NumberType
 from wts.noise import Noise
-from wts.planner import streaming_plan
+from wts.planner import streaming_plan, with_async_tiles
 from wts.recurrent import GatedHead, RnnHead
 from wts.walk import Walker
 
@@ -240,3 +240,38 @@ def test_heads_that_read_hidden_states(
         found.append((tokens, logits))
     for simulated, emulated in zip(*found, strict=True):
         assert torch.equal(simulated, emulated)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "rank", "batch", "sampled", "tensor", "matrix"),
+    [
+        pytest.param(700, 256, 1, False, 2, 1, id="three tiles in one accumulator"),
+        pytest.param(1000, 64, 2, True, 2, 2, id="two accumulators"),
+        pytest.param(700, 64, 4, True, 2, 1, id="four requests"),
+        pytest.param(900, 128, 8, False, 2, 2, id="eight requests"),
+        pytest.param(900, 128, 13, True, 2, 1, id="two groups of eight"),
+        pytest.param(400, 512, 2, False, 1, 1, id="long latents"),
+    ],
+)
+def test_tensor_memory(
+    vocab: int, rank: int, batch: int, sampled: bool, tensor: int, matrix: int
+) -> None:
+    """Tiles of all warps by tcgen05, which the simulator sums as it sums mma.sync's."""
+    head = MarkovHead.random(vocab=vocab, rank=rank, seed=vocab)
+    plan = plan_of(head, gpu="b300", batch=batch, sampled=sampled, weights="bf16")
+    plan = with_async_tiles(plan, tensor, matrix)
+    check = check_sampled if sampled else check_greedy
+    check(head, plan, batch, 3, padding=3)
+
+
+@pytest.mark.parametrize("kind", [GatedHead, RnnHead, DominoHead])
+@pytest.mark.parametrize("batch", [1, 2, 6])
+def test_tensor_memory_of_heads_that_read_hidden_states(kind: Any, batch: int) -> None:
+    """Runs of latents of all team sizes, where tcgen05 reads them."""
+    head = recurrent_head(kind, vocab=700)
+    plan = plan_of(head, gpu="b300", batch=batch, weights="bf16")
+    plan = with_async_tiles(plan, plan.tiles_per_accumulator, 0)
+    base, anchor = inputs(head, plan, batch, 3, 0)
+    hidden = hidden_states(head, batch=batch, steps=3, seed=1)
+    tokens = Simulator(head, plan)(base, anchor, hidden=hidden)
+    assert torch.equal(tokens, Walker(head, plan, backend="emulator")(base, anchor, hidden=hidden))

@@ -22,7 +22,7 @@ from wts.domino import DominoHead
 from wts.emulator import Emulator
 from wts.noise import Noise
 from wts.plan import ResidencyPlan
-from wts.planner import plan_residency
+from wts.planner import plan_residency, with_async_tiles
 from wts.recurrent import GatedHead, RnnHead
 from wts.walk import Walker
 
@@ -104,6 +104,19 @@ def test_sampled_walks(kind: Any, batch: int) -> None:
         results.append((tokens, logits))
     for simulated, emulated in zip(*results, strict=True):
         assert torch.equal(simulated, emulated)
+
+
+@pytest.mark.parametrize("kind", HEADS)
+@pytest.mark.parametrize("batch", [1, 2, 6])
+def test_tensor_memory(kind: Any, batch: int) -> None:
+    """Latents of all team sizes, where tcgen05 reads them."""
+    head = head_of(kind, 700, 128)
+    gpu = gpu_spec("b200").with_blocks(1)
+    plan = plan_residency(head, gpu, batch=batch, steps=4, tensor_memory=True)
+    plan = with_async_tiles(plan, plan.tiles_per_accumulator, 0)
+    base, anchor, hidden = inputs(head, batch, 4)
+    tokens = Simulator(head, plan)(base, anchor, hidden=hidden)
+    assert torch.equal(tokens, Walker(head, plan, backend="emulator")(base, anchor, hidden=hidden))
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -404,7 +404,8 @@ class TestDoctor:
 
     @pytest.mark.usefixtures("a_gpu")
     @pytest.mark.parametrize(
-        ("capability", "word"), [((9, 0), None), ((8, 0), "8.0"), ((10, 0), "10.0")]
+        ("capability", "word"),
+        [((9, 0), None), ((8, 0), "8.0"), ((10, 0), None), ((12, 0), "12.0")],
     )
     def test_obstacle_of_a_gpu(
         self, capability: tuple[int, int], word: str | None, monkeypatch: pytest.MonkeyPatch
@@ -414,6 +415,20 @@ class TestDoctor:
         monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
         obstacle = doctor.device_obstacle()
         assert (obstacle is None) if word is None else (obstacle is not None and word in obstacle)
+
+    @pytest.mark.usefixtures("a_gpu")
+    @pytest.mark.parametrize(("capability", "arch"), [((10, 0), "sm_100a"), ((10, 3), "sm_103a")])
+    def test_a_gpu_that_no_walk_was_run_on(
+        self, capability: tuple[int, int], arch: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        major, minor = capability
+        properties = SimpleNamespace(name="X", major=major, minor=minor, multi_processor_count=148)
+        monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: properties)
+        finding = doctor._gpu()
+        assert finding.good
+        assert "not yet run" in finding.detail
+        assert "make gpu-test" in finding.detail
+        assert f"compiles for {arch}" in doctor._compile_small()
 
     def test_a_walk_that_fails_is_a_finding(self, monkeypatch: pytest.MonkeyPatch) -> None:
         def broken(*_: object, **__: object) -> None:

@@ -1,4 +1,4 @@
-"""Kernels compiled for Hopper without a GPU: no spills, the planned instructions, the cache."""
+"""Kernels compiled without a GPU: no spills, the planned instructions, the cache."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ from wts.compile import (
     compile_walk,
     instruction_counts,
 )
+from wts.device import GPUS
 from wts.errors import CompileError
 from wts.numbers import NumberType, WeightType
 from wts.plan import ResidencyPlan
@@ -72,20 +73,24 @@ def plan_of(
     base_type: NumberType = "bf16",
     *,
     blocks: int = 132,
+    gpu: str | None = None,
     sampled: bool = False,
     weights: WeightType = "int8",
     exact: bool = False,
+    tensor_memory: bool | None = None,
     **shape: Any,
 ) -> ResidencyPlan:
     shape |= {"vocab": vocab, "rank": rank}
+    spec = hopper(blocks) if gpu is None else GPUS[gpu]
     return plan_residency(
         Shape(**shape),
-        hopper(blocks),
+        spec,
         batch=batch,
         base_type=base_type,
         sampled=sampled,
         weights=weights,
         exact=exact,
+        tensor_memory=tensor_memory,
     )
 
 
@@ -98,7 +103,12 @@ def check_kernel(plan: ResidencyPlan, cache: Path) -> None:
     assert used.matrix_instructions == plan.matrix_instructions * plan.sweeps_written > 0
     assert 0 < used.registers * plan.threads <= 65_536, "a block's registers fit an SM"
     instruction = {"mma": "IMMA" if plan.quantised else "HMMA", "wgmma": "IGMMA"}[plan.instruction]
-    assert instruction_counts(compiled.cubin)[instruction] == used.matrix_instructions
+    counts = instruction_counts(compiled.cubin)
+    assert counts[instruction] == used.matrix_instructions
+    # Of tcgen05: products, a commit and a load of sums for each accumulator, stores of the weights.
+    assert counts["UTCMMA"] == plan.tensor_instructions == plan.async_tiles * plan.slabs
+    assert counts["UTCBAR"] == counts["LDTM"] == plan.async_accumulators
+    assert (counts["STTM"] > 0) == (plan.tensor_tiles > 0)
 
 
 @needs_compiler
@@ -206,6 +216,63 @@ class TestKernel:
     def test_of_a_large_head_on_few_blocks(self) -> None:
         compile_fitting(plan_of(248_320, 256, 8, blocks=78))
 
+    @pytest.mark.parametrize("gpu", ["b200", "b300"])
+    @pytest.mark.parametrize("sampled", [False, True])
+    @pytest.mark.parametrize("batch", [1, 2, 4, 8])
+    @pytest.mark.parametrize("vocab", [151_936, 248_320])
+    def test_of_blackwell(
+        self, vocab: int, batch: int, sampled: bool, gpu: str, cache: Path
+    ) -> None:
+        """Hopper's kernel as it is, whose warps then multiply alone for any batch."""
+        plan = compile_fitting(plan_of(vocab, 256, batch, gpu=gpu, sampled=sampled)).plan
+        assert plan.arch == GPUS[gpu].arch
+        assert plan.instruction == "mma"
+        check_kernel(plan, cache)
+
+    @pytest.mark.parametrize("gpu", ["b200", "b300"])
+    @pytest.mark.parametrize(("kind", "state"), [("gated", 0), ("rnn", 256), ("domino", 1024)])
+    def test_of_blackwell_and_heads_that_read_hidden_states(
+        self, kind: Any, state: int, gpu: str, cache: Path
+    ) -> None:
+        for batch, sampled in ((1, False), (2, True), (4, False)):
+            plan = plan_of(
+                151_936, 256, batch, gpu=gpu, sampled=sampled, kind=kind, state=state, hidden=2560
+            )
+            check_kernel(compile_fitting(plan).plan, cache)
+
+    @pytest.mark.parametrize("sampled", [False, True])
+    @pytest.mark.parametrize("batch", [1, 2, 4, 8])
+    @pytest.mark.parametrize("vocab", [32_000, 151_936, 248_320])
+    def test_with_tensor_memory(self, vocab: int, batch: int, sampled: bool, cache: Path) -> None:
+        planned = plan_of(vocab, 256, batch, gpu="b200", sampled=sampled, tensor_memory=True)
+        plan = compile_fitting(planned).plan
+        assert (plan.tensor_tiles > 0) == (vocab > 32_000), "registers hold what they can"
+        assert plan.streamed_fragments == 0
+        check_kernel(plan, cache)
+
+    @pytest.mark.parametrize("gpu", ["b200", "b300"])
+    @pytest.mark.parametrize("sampled", [False, True])
+    @pytest.mark.parametrize("batch", [1, 2, 4, 8])
+    @pytest.mark.parametrize("vocab", [32_000, 151_936, 248_320])
+    def test_of_bf16_weights_in_tensor_memory(
+        self, vocab: int, batch: int, sampled: bool, gpu: str, cache: Path
+    ) -> None:
+        planned = plan_of(vocab, 256, batch, gpu=gpu, sampled=sampled, weights="bf16")
+        plan = compile_fitting(planned).plan
+        assert plan.arch == GPUS[gpu].arch
+        assert plan.tensor_tiles > 0 or vocab == 32_000
+        check_kernel(plan, cache)
+
+    @pytest.mark.parametrize(("kind", "state"), [("gated", 0), ("rnn", 256), ("domino", 1024)])
+    def test_with_tensor_memory_and_hidden_states(self, kind: Any, state: int, cache: Path) -> None:
+        shape: dict[str, Any] = {"kind": kind, "state": state, "hidden": 2560}
+        for batch, sampled in ((1, False), (2, True), (4, False)):
+            plan = plan_of(
+                151_936, 256, batch, gpu="b200", sampled=sampled, tensor_memory=True, **shape
+            )
+            assert plan.tensor_tiles > 0
+            check_kernel(compile_fitting(plan).plan, cache)
+
     def test_that_is_traced_compiles_too(self, cache: Path) -> None:
         traced = compile_walk(plan_of(), trace=True, cache=cache)
         assert traced.cubin != compile_walk(plan_of(), cache=cache).cubin
@@ -284,6 +351,7 @@ class TestFitting:
                 registers=168,
                 spill_bytes=0,
                 matrix_instructions=plan.matrix_instructions,
+                tensor_instructions=0,
                 local_accesses=0,
             )
             return CompiledWalk(plan=plan, cubin=b"", used=used, cached=False)
@@ -424,6 +492,7 @@ class TestRefusals:
             ({"spill_bytes": 8}, "without spills, found 8 spilled bytes"),
             ({"local_accesses": 3}, "found 0 spilled bytes and 3 local accesses"),
             ({"matrix_instructions": 5}, r"wanted 2 matrix instructions, found 5"),
+            ({"tensor_instructions": 7}, r"wanted 0 products of tcgen05, found 7"),
             ({"registers": 160}, r"registers a thread at launch, found 160"),
         ],
     )
@@ -432,6 +501,7 @@ class TestRefusals:
     ) -> None:
         plan = plan_of(1, 64)
         fine = {"registers": 168, "spill_bytes": 0, "local_accesses": 0, "matrix_instructions": 2}
+        fine["tensor_instructions"] = 0
         used = Resources(**(fine | changes))
         monkeypatch.setattr(wts.compile, "_resources", lambda cubin, log: used)
         with pytest.raises(CompileError, match=words) as caught:

@@ -11,9 +11,10 @@ from wts import cli
 from wts.bench.cost_fit import fit
 from wts.bench.predicted import Predicted, mean_error, predictions
 from wts.bench.record import read
-from wts.cost import Constants, Cost, predict
+from wts.cost import Constants, Cost, cost_line, predict
 from wts.device import GPUS, GpuSpec, gpu_spec
 from wts.errors import DeviceError
+from wts.numbers import WeightType
 from wts.planner import Shape, plan_residency
 
 RECORDS = Path(__file__).parents[1] / "benchmarks" / "results" / "h200" / "head.jsonl"
@@ -108,6 +109,36 @@ def test_what_a_driver_leaves_out_is_looked_up(name: str, like: str) -> None:
         spec, clock_mhz=GPUS[like].clock_mhz, dram_bytes_per_s=GPUS[like].dram_bytes_per_s
     )
     assert predict(plan, spec).walk_us(7) == predict(plan, known).walk_us(7)
+
+
+@pytest.mark.parametrize(
+    ("gpu", "weights", "vocab", "words"),
+    [
+        ("b200", "int8", 151_936, ["data sheets", "two dies"]),
+        ("b200", "int8", 248_320, ["data sheets", "two dies", "35 bytes a cycle"]),
+        ("b300", "bf16", 151_936, ["data sheets", "two dies", "a product of tcgen05 takes 32"]),
+        ("h200", "int8", 151_936, []),
+    ],
+)
+def test_what_is_assumed_of_gpus_that_no_walk_was_run_on_is_said(
+    gpu: str, weights: WeightType, vocab: int, words: list[str]
+) -> None:
+    spec = gpu_spec(gpu)
+    plan = plan_residency(Shape(vocab=vocab, rank=256), spec, weights=weights)
+    cost = predict(plan, spec)
+    assert len(cost.assumptions) == len(words)
+    for word, assumption in zip(words, cost.assumptions, strict=True):
+        assert word in assumption
+        assert f"assumed: {assumption}" in cost_line(cost, gpu, 1)
+
+
+def test_tiles_of_tcgen05_cost_the_time_of_the_slower_unit() -> None:
+    spec = gpu_spec("b200")
+    plan = plan_residency(Shape(vocab=151_936, rank=256), spec, tensor_memory=True)
+    free = predict(plan, spec, replace(Constants(), tensor_cycles=0.0))
+    slow = predict(plan, spec, replace(Constants(), tensor_cycles=1000.0))
+    assert free.product_us < slow.product_us
+    assert slow.product_us * 1965 * 0.884 == pytest.approx(1000 * plan.async_tiles * plan.slabs)
 
 
 def test_an_unknown_gpu_without_rates_is_an_error() -> None:

@@ -31,6 +31,7 @@ def spec(**changes: Any) -> GpuSpec:
         ("h20", 78, (9, 0)),
         ("h200", 132, (9, 0)),
         ("b200", 148, (10, 0)),
+        ("b300", 148, (10, 3)),
     ],
 )
 def test_known_gpus(name: str, num_sms: int, capability: tuple[int, int]) -> None:
@@ -40,7 +41,7 @@ def test_known_gpus(name: str, num_sms: int, capability: tuple[int, int]) -> Non
     assert found.compute_capability == capability
     assert found.register_bytes_per_sm == 262144
     assert found.shared_bytes_per_block == 232448
-    assert found.tensor_bytes_per_sm == (262144 if name == "b200" else 0)
+    assert found.tensor_bytes_per_sm == (262144 if capability[0] == 10 else 0)
 
 
 def test_the_table_is_read_only() -> None:
@@ -50,9 +51,29 @@ def test_the_table_is_read_only() -> None:
 
 def test_architecture_names() -> None:
     assert (gpu_spec("h200").arch, gpu_spec("b200").arch) == ("sm_90a", "sm_100a")
+    assert gpu_spec("b300").arch == "sm_103a"
     assert spec(compute_capability=(8, 9)).arch == "sm_89"
     assert gpu_spec("h20").is_hopper
     assert not gpu_spec("b200").is_hopper
+
+
+@pytest.mark.parametrize(
+    ("capability", "walks", "run"),
+    [
+        ((9, 0), True, True),
+        ((10, 0), True, False),
+        ((10, 3), True, False),
+        ((8, 9), False, True),
+        ((12, 0), False, True),
+    ],
+)
+def test_where_there_is_a_kernel_that_was_never_run_it_is_said(
+    capability: tuple[int, int], walks: bool, run: bool
+) -> None:
+    found = spec(compute_capability=capability)
+    assert found.walks is walks
+    assert (found.caution == "") is run
+    assert run or "not yet run" in found.caution
 
 
 def test_fewer_blocks() -> None:
@@ -79,7 +100,9 @@ def test_refuses(changes: dict[str, Any], words: list[str]) -> None:
 
 
 def test_unknown_name_lists_the_known() -> None:
-    with pytest.raises(DeviceError, match=r"h100, h100-pcie, h20, h200, b200 or LOCAL.*'a100'"):
+    with pytest.raises(
+        DeviceError, match=r"h100, h100-pcie, h20, h200, b200, b300 or LOCAL.*'a100'"
+    ):
         gpu_spec("a100")
 
 

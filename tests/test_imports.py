@@ -15,7 +15,7 @@ SOURCE = Path(wts.__file__).parent
 # A room may import rooms to its left, never its neighbours or rooms to its right.
 LINE: tuple[tuple[str, ...], ...] = (
     ("errors", "numbers", "activations", "progress"),
-    ("device", "checkpoint"),
+    ("device", "checkpoint", "tensor_memory"),
     ("weights",),
     ("draws",),
     ("heads",),

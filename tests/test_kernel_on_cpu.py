@@ -21,7 +21,11 @@ from simulator import Simulator
 from strategies import silent_head
 from wts.heads import DTYPE_OF, MarkovHead, NumberType
 from wts.noise import Noise
-from wts.planner import streaming_plan, with_register_fragments
+from wts.planner import (
+    streaming_plan,
+    with_async_tiles,
+    with_register_fragments,
+)
 from wts.walk import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
@@ -55,6 +59,93 @@ def test_greedy_plans(vocab: int, rank: int, blocks: int, batch: int, shared_byt
     assert plan.warpgroups == (batch > 4 and shared_bytes != 110_000)
     check_greedy(head, plan, batch, 5, padding=3)
     check_greedy(head, plan, max(1, batch - 1), 2, seed=1)
+
+
+@pytest.mark.parametrize("sampled", [False, True])
+@pytest.mark.parametrize(("gpu", "batch"), [("b200", 1), ("b200", 8), ("b300", 13)])
+def test_plans_of_blackwell(gpu: str, batch: int, sampled: bool) -> None:
+    """Lone warps for any batch: groups of four requests."""
+    head = MarkovHead.random(vocab=700, rank=128, seed=4)
+    plan = plan_of(head, batch=batch, blocks=2, sampled=sampled, gpu=gpu)
+    assert (plan.instruction, plan.columns) == ("mma", min(batch, 4))
+    (check_sampled if sampled else check_greedy)(head, plan, batch, 3, padding=3)
+
+
+@pytest.mark.parametrize(
+    ("vocab", "rank", "batch", "sampled", "tiles", "tensor", "matrix"),
+    [
+        pytest.param(700, 256, 1, False, 6, 3, 0, id="three tiles in one accumulator"),
+        pytest.param(700, 256, 1, False, 6, 2, 1, id="of which one is in shared memory"),
+        pytest.param(700, 64, 1, True, 6, 0, 3, id="all of them there"),
+        pytest.param(1000, 128, 1, True, 8, 1, 3, id="four tiles in one accumulator"),
+        pytest.param(800, 64, 2, False, 7, 2, 1, id="an accumulator that is not full"),
+        pytest.param(700, 64, 2, True, 6, 1, 3, id="two accumulators"),
+        pytest.param(850, 64, 3, False, 7, 3, 2, id="odd tiles, five accumulators"),
+        pytest.param(1150, 256, 4, True, 9, 4, 2, id="judged two by two"),
+        pytest.param(1400, 64, 4, False, 11, 9, 1, id="more accumulators than warps"),
+        pytest.param(500, 512, 2, False, 4, 1, 1, id="long latents"),
+        pytest.param(500, 64, 7, False, 4, 1, 1, id="two groups"),
+        pytest.param(500, 64, 7, True, 4, 2, 1, id="two groups, sampled"),
+        pytest.param(300, 64, 30, False, 3, 1, 1, id="eight groups, latents fetched later"),
+    ],
+)
+def test_tensor_memory(
+    vocab: int, rank: int, batch: int, sampled: bool, tiles: int, tensor: int, matrix: int
+) -> None:
+    """Tiles of all warps by tcgen05, beside those that each multiplies itself."""
+    head = MarkovHead.random(vocab=vocab, rank=rank, seed=vocab)
+    plan = plan_of(head, batch=batch, sampled=sampled, gpu="b200", tensor_memory=True)
+    plan = with_async_tiles(plan, tensor, matrix)
+    assert (plan.warp_tiles, plan.tensor_tiles, plan.matrix_tiles) == (tiles, tensor, matrix)
+    check = check_sampled if sampled else check_greedy
+    check(head, plan, batch, 4, padding=3)
+    check(head, plan, max(1, batch - 1), 2, seed=1)
+
+
+@pytest.mark.parametrize(("batch", "shared_bytes"), [(1, 100_000), (2, 110_000), (4, 120_000)])
+def test_tensor_memory_and_what_streams(batch: int, shared_bytes: int) -> None:
+    head = MarkovHead.random(vocab=2300, rank=256, seed=6)
+    plan = plan_of(head, batch=batch, shared_bytes=shared_bytes, gpu="b200", tensor_memory=True)
+    assert plan.tensor_tiles > 0
+    assert plan.streamed_fragments > 0
+    check_greedy(head, plan, batch, 3, padding=3)
+
+
+@pytest.mark.parametrize(
+    ("right", "wrong", "seen"),
+    [
+        pytest.param(
+            "32 * (warp % 4) + 16 * (warp / 4)", "16 * warp", "another warp's", id="its lanes"
+        ),
+        pytest.param(
+            "if (warp_index() == 0) tensor_release(shared.tensor_memory, plan::TENSOR_COLUMNS);",
+            "",
+            "was not released",
+            id="its end",
+        ),
+        pytest.param("if (round > 0)", "if (false)", "", id="the sums of the round before"),
+        pytest.param(" - variant * plan::REQUEST_COLUMNS * plan::COLUMNS", "", "", id="columns"),
+        pytest.param("{words[i], words[i + 2]}", "{words[0], words[1]}", "", id="latents"),
+    ],
+)
+def test_a_kernel_that_misuses_tensor_memory_is_found_out(
+    right: str, wrong: str, seen: str
+) -> None:
+    """Of the simulator: what it complains of, or other tokens than the emulator's."""
+    head = MarkovHead.random(vocab=700, rank=64, seed=3)
+    plan = plan_of(head, gpu="b200", batch=9 if "round" in right else 2, tensor_memory=True)
+    plan = with_async_tiles(plan, 2, 0)
+    base, anchor = inputs(head, plan, plan.batch, 4, 0)
+    wanted = Walker(head, plan, backend="emulator")(base, anchor)
+    for change, good in ((None, True), ((right, wrong), False)):
+        simulator = Simulator(head, plan, change=change)
+        try:
+            same = torch.equal(simulator(base, anchor, most_turns=40_000), wanted)
+        except RuntimeError as error:
+            if seen not in str(error):
+                raise
+            same = False
+        assert same is good
 
 
 @pytest.mark.parametrize(

@@ -303,6 +303,18 @@ class TestEveryPlan:
             assume(shape.vocab >= 20_000)
         assert plan_residency(shape, hopper(), batch=batch, base_type=base_type).batch == batch
 
+    @given(shapes(), st.integers(1, 64), st.booleans(), st.sampled_from(["b200", "b300"]))
+    def test_blackwell_has_no_warpgroups_instruction(
+        self, shape: Shape, batch: int, sampled: bool, gpu: str
+    ) -> None:
+        try:
+            plan = plan_residency(shape, gpu, batch=batch, sampled=sampled)
+        except PlanError:
+            assume(False)
+        assert not plan.warpgroups
+        assert plan.columns <= 4
+        assert plan.arch == GPUS[gpu].arch
+
 
 class TestArguments:
     def test_a_state_too_large_for_the_blocks_of_a_small_vocabulary_is_refused(self) -> None:
@@ -399,11 +411,15 @@ class TestPrinted:
     def test_shares_and_bytes_add_up(self, plan: ResidencyPlan) -> None:
         text = str(plan)
         rows = re.findall(
-            r"^  (registers|shared memory|streamed from L2) +[\d.]+ +\d+ +([\d.]+) +([\d.]+)%$",
+            r"^  (registers|shared memory|tensor memory|streamed from L2)"
+            r" +[\d.]+ +\d+ +([\d.]+) +([\d.]+)%$",
             text,
             re.MULTILINE,
         )
-        assert [name for name, _, _ in rows] == ["registers", "shared memory", "streamed from L2"]
+        places = ["registers", "shared memory", "streamed from L2"]
+        if plan.async_tiles:
+            places.insert(2, "tensor memory")
+        assert [name for name, _, _ in rows] == places
         assert sum(float(share) for _, _, share in rows) == pytest.approx(100, abs=0.2)
         whole = plan.padded_vocab * plan.row_bytes / 2**20
         assert sum(float(mebibytes) for _, mebibytes, _ in rows) == pytest.approx(whole, abs=0.2)

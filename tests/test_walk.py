@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 import wts.walk
 from strategies import anchors, base_logits, heads, hopper, silent_head, successor_head
+from wts.device import gpu_spec
 from wts.errors import CompileError, DeviceError, HeadError, InputError, PlanError, WalkError
 from wts.heads import MarkovHead
 from wts.noise import Noise
@@ -525,21 +526,53 @@ class TestOnAnotherGpu:
         monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
         monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
 
-    @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (12, 0)])
-    def test_that_is_not_hopper(
+    @pytest.mark.parametrize("capability", [(8, 0), (8, 9), (10, 0), (10, 1), (12, 0)])
+    def test_that_the_plan_is_not_for(
         self, capability: tuple[int, int], monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         head = silent_head(5)
-        with pytest.raises(DeviceError, match=r"wanted a Hopper GPU .*emulator") as caught:
+        with pytest.raises(DeviceError, match=r"wanted a Hopper GPU .*emulator'") as caught:
             Walker(head, plan_residency(head, "h200"))
         assert f"{capability[0]}.{capability[1]}" in str(caught.value)
 
-    def test_with_a_plan_for_one_that_is_not_hopper(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (9, 0))
+    @pytest.mark.parametrize(
+        ("capability", "gpu", "arch"),
+        [
+            ((9, 0), "b200", "sm_100a"),
+            ((9, 0), "b300", "sm_103a"),
+            ((10, 0), "b300", "sm_103a"),
+            ((10, 3), "b200", "sm_100a"),
+        ],
+    )
+    def test_with_a_plan_for_another_one(
+        self, capability: tuple[int, int], gpu: str, arch: str, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: capability)
         head = silent_head(5)
-        with pytest.raises(DeviceError, match="a plan for sm_100a"):
-            Walker(head, plan_residency(head, "b200"))
+        with pytest.raises(DeviceError, match=f"a plan for {arch}"):
+            Walker(head, plan_residency(head, gpu))
+
+    @pytest.mark.parametrize(("gpu", "cautions"), [("h200", 0), ("b200", 1), ("b300", 1)])
+    def test_that_the_kernel_was_never_run_on_is_warned_of(
+        self,
+        gpu: str,
+        cautions: int,
+        monkeypatch: pytest.MonkeyPatch,
+        caplog: pytest.LogCaptureFixture,
+    ) -> None:
+        def compiled(*_: object, **__: object) -> None:
+            raise DeviceError("far enough")
+
+        spec = gpu_spec(gpu)
+        monkeypatch.setattr(
+            torch.cuda, "get_device_capability", lambda device: spec.compute_capability
+        )
+        monkeypatch.setattr(wts.walk, "compile_fitting", compiled)
+        head = silent_head(5)
+        with pytest.raises(DeviceError, match="far enough"):
+            Walker(head, plan_residency(head, spec))
+        assert sum("not yet run" in record.message for record in caplog.records) == cautions
 
     def test_on_a_device_that_is_no_gpu(self) -> None:
         head = silent_head(5)

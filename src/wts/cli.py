@@ -96,6 +96,11 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument(
         "--weights", choices=WEIGHT_TYPES, default="int8", help="of the projection, default int8"
     )
+    plan.add_argument(
+        "--tensor-memory",
+        action="store_true",
+        help="int8 weights too may go to a B200's tensor memory; bf16 ones do anyway",
+    )
     plan.set_defaults(run=_plan)
 
     walk = commands.add_parser("walk", help="draft a block, print its tokens as JSON")
@@ -252,6 +257,7 @@ def _plan(args: argparse.Namespace) -> int:
         steps=args.steps,
         sampled=args.sampled,
         weights=args.weights,
+        tensor_memory=True if args.tensor_memory else None,
     )
     print(plan)
     try:
@@ -260,8 +266,10 @@ def _plan(args: argparse.Namespace) -> int:
         print(f"  no prediction: {error}")
     else:
         print(f"  {cost_line(cost, plan.gpu, plan.batch)}")
-    if not spec.is_hopper:
-        print("  there is no kernel for this GPU yet: only the emulator walks this plan")
+    if not spec.walks:
+        print("  there is no kernel for this GPU: only the emulator walks this plan")
+    elif spec.caution:
+        print(f"  {spec.caution}")
     return 0
 
 
@@ -331,7 +339,7 @@ def _spec_to_walk(args: argparse.Namespace) -> GpuSpec:
             found="none",
             fix="walk on the CPU with --backend emulator, or see what `wts doctor` says is missing",
         ) from None
-    return spec if spec.is_hopper or not args.fallback else GPUS["h200"]
+    return spec if spec.walks or not args.fallback else GPUS["h200"]
 
 
 def _read_head(args: argparse.Namespace) -> AnyHead:

@@ -45,6 +45,7 @@ _SOURCES = (
     "product_mma.cuh",
     "lone_ring.cuh",
     "product_wgmma.cuh",
+    "product_tcgen05.cuh",
     "offer.cuh",
     "ring.cuh",
     "rounds.cuh",
@@ -56,7 +57,8 @@ _SOURCES = (
 )
 logger = logging.getLogger("wts")
 _MOST_ATTEMPTS = 9
-# Low 12 bits of a 128-bit machine instruction of sm_90; read off the disassembly.
+# Low 12 bits of a 128-bit machine instruction, of sm_90 and sm_100 alike; read off the disassembly.
+# UTCMMA stands for UTCIMMA and UTCHMMA, with A in tensor memory or in shared memory.
 _OPCODES = {
     0x237: "IMMA",
     0x23C: "HMMA",
@@ -64,6 +66,11 @@ _OPCODES = {
     0x9F1: "IGMMA",
     0x983: "LDL",
     0x387: "STL",
+    0x9EA: "UTCMMA",
+    0x5EA: "UTCMMA",
+    0x3E9: "UTCBAR",
+    0x9ED: "STTM",
+    0x9EE: "LDTM",
 }
 
 
@@ -119,12 +126,14 @@ class Resources:
         registers: per thread at launch; the roles share them out anew.
         spill_bytes: stores and loads that the assembler says it spilled.
         matrix_instructions: IMMA, HMMA and IGMMA in the code.
+        tensor_instructions: UTCMMA in the code, the products of tcgen05.
         local_accesses: LDL and STL in the code; any is a fault.
     """
 
     registers: int
     spill_bytes: int
     matrix_instructions: int
+    tensor_instructions: int
     local_accesses: int
 
 
@@ -196,6 +205,11 @@ def compile_walk(
         raise CompileError(
             f"plan {plan.hash}: wanted {wanted} matrix instructions, found "
             f"{used.matrix_instructions}; report this plan: {plan!r}"
+        )
+    if used.tensor_instructions != plan.tensor_instructions:
+        raise CompileError(
+            f"plan {plan.hash}: wanted {plan.tensor_instructions} products of tcgen05, found "
+            f"{used.tensor_instructions}; report this plan: {plan!r}"
         )
     if used.registers < plan.launch_registers:  # setmaxnreg would wait for ever
         raise CompileError(
@@ -314,12 +328,13 @@ def _resources(cubin: bytes, log: str) -> Resources:
         registers=max(map(int, registers)),
         spill_bytes=sum(int(store) + int(load) for store, load in spills),
         matrix_instructions=counts["IMMA"] + counts["HMMA"] + counts["IGMMA"],
+        tensor_instructions=counts["UTCMMA"],
         local_accesses=counts["LDL"] + counts["STL"],
     )
 
 
 def instruction_counts(cubin: bytes) -> Counter[str]:
-    """Count IMMA, HMMA, IGMMA, LDL and STL in a cubin's code: an ELF file, 16 bytes each."""
+    """Count what `_OPCODES` names in a cubin's code (an ELF file of 16-byte instructions)."""
     table = struct.unpack_from("<Q", cubin, 0x28)[0]
     entry, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
     sections = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry) for i in range(count)]

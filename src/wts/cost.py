@@ -17,7 +17,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field, fields, replace
 
-from wts.device import GPUS, GpuSpec
+from wts.device import GPUS, GpuSpec, caution_of
 from wts.errors import DeviceError
 from wts.plan import FRAGMENT_BYTES, ResidencyPlan
 
@@ -37,6 +37,9 @@ class Constants:
         bf16_mma_cycles: the same of bf16 weights, 7.1 cycles each.
         wgmma_register_cycles: warpgroups' products of a fragment whose weights are in registers.
         wgmma_shared_cycles: the same where they are in shared memory.
+        tensor_cycles: tcgen05's product of a fragment, beside what warps multiply. Assumed: 4 KiB
+            of weights at 128 bytes a cycle.
+        two_dies_us: what an exchange costs more where the GPU is two dies. Assumed.
         l2_bytes_per_cycle: what L2 gives one SM while all of them ask.
         launch_us: a cold launch, and what a walk does before it loads and after its last step.
         hbm_share: of the peak rate of device memory, while weights are loaded.
@@ -53,6 +56,8 @@ class Constants:
     bf16_mma_cycles: float = 14.2
     wgmma_register_cycles: float = 28.4
     wgmma_shared_cycles: float = 41.8
+    tensor_cycles: float = 32.0
+    two_dies_us: float = 0.175
     l2_bytes_per_cycle: float = 35.0
     launch_us: float = field(default=7.31, metadata={"fitted": True})
     hbm_share: float = field(default=0.768, metadata={"fitted": True})
@@ -87,6 +92,7 @@ class Cost:
         exchange_us: of a step; 0 where groups hide it.
         measured_kind: whether the constants come from this kind of GPU and of weights.
         latent_free: whether the head's latents cost extra that is not predicted.
+        assumptions: what is taken for granted where no walk was ever run, one sentence each.
     """
 
     launch_us: float
@@ -98,6 +104,7 @@ class Cost:
     exchange_us: float
     measured_kind: bool
     latent_free: bool
+    assumptions: tuple[str, ...] = ()
 
     @property
     def entry_us(self) -> float:
@@ -169,6 +176,10 @@ def predict(plan: ResidencyPlan, spec: GpuSpec, constants: Constants | None = No
     judge_us = accumulators * judging * cycle_us
     product_us = product * cycle_us
     stream_us = max(0.0, stream - product) * cycle_us
+    if plan.async_tiles:
+        asynchronous = given.tensor_cycles * plan.tensor_instructions
+        product_us = max(product, asynchronous) * cycle_us
+    exchange_us = exchange * cycle_us + (given.two_dies_us if caution_of(plan.arch) else 0.0)
     round_us = product_us + stream_us + judge_us
     return Cost(
         launch_us=given.launch_us,
@@ -177,12 +188,35 @@ def predict(plan: ResidencyPlan, spec: GpuSpec, constants: Constants | None = No
         product_us=plan.groups * product_us,
         stream_us=plan.groups * stream_us,
         judge_us=plan.groups * judge_us,
-        exchange_us=exchange * cycle_us if plan.groups == 1 else 0.0,
+        exchange_us=exchange_us if plan.groups == 1 else 0.0,
         measured_kind=plan.quantised
         and kind == CALIBRATED
         and spec.max_blocks == GPUS[CALIBRATED].max_blocks,
         latent_free=plan.kind != "markov",
+        assumptions=_assumptions(plan, given),
     )
+
+
+def _assumptions(plan: ResidencyPlan, given: Constants) -> tuple[str, ...]:
+    """What a prediction takes for granted where the kernel was never run."""
+    if not caution_of(plan.arch):
+        return ()
+    found = [
+        f"cycles of an {CALIBRATED} for mma.sync, judging and exchanging; clock and rate of memory "
+        "of data sheets, of which a walk gets an H200's shares",
+        f"{given.two_dies_us * 1000:.0f} ns more for an exchange between two dies (150 to 200 "
+        "expected)",
+    ]
+    if plan.streamed_fragments:
+        found.append(
+            f"L2 gives an SM {given.l2_bytes_per_cycle:.0f} bytes a cycle, as measured there"
+        )
+    if plan.async_tiles:
+        found.append(
+            f"a product of tcgen05 takes {given.tensor_cycles:.0f} cycles (4 KiB of weights at 128 "
+            "bytes a cycle, from either memory) and costs the warps nothing"
+        )
+    return tuple(found)
 
 
 def _kind_of(spec: GpuSpec) -> str | None:
@@ -193,10 +227,11 @@ def _kind_of(spec: GpuSpec) -> str | None:
 
 
 def cost_line(cost: Cost, gpu: str, batch: int) -> str:
-    """The prediction as one line, for people."""
+    """The prediction as one line, for people; below it a line for each assumption."""
     kind = "a measured kind of GPU" if cost.measured_kind else "an estimate, no such GPU measured"
     extra = "; what latents cost is not in it" if cost.latent_free else ""
     return (
         f"predicted: entry {cost.entry_us:.1f} us + {cost.step_us:.2f} us a step on {gpu} "
         f"(L2 cold, batch {batch}; {kind}{extra})"
+        + "".join(f"\n    assumed: {assumption}" for assumption in cost.assumptions)
     )

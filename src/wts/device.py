@@ -11,7 +11,7 @@ from types import MappingProxyType
 
 from wts.errors import DeviceError
 
-__all__ = ["GPUS", "LOCAL", "GpuSpec", "gpu_spec"]
+__all__ = ["GPUS", "LOCAL", "WALKED", "GpuSpec", "arch_of", "caution_of", "gpu_spec"]
 
 LOCAL = "LOCAL"
 """The name that stands for the GPU of this machine."""
@@ -21,6 +21,8 @@ _REGISTER_BYTES_PER_SM = 64 * 1024 * 4
 _TENSOR_BYTES_PER_SM = 128 * 512 * 4
 # The most that one block may ask for: 228 KiB of an SM less the 1 KiB that the system keeps.
 _SHARED_BYTES_PER_BLOCK = 227 * 1024
+_HOPPER = "sm_90a"
+_BLACKWELL = ("sm_100a", "sm_103a")  # of data centres; others have no tensor memory
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -73,13 +75,22 @@ class GpuSpec:
     @property
     def arch(self) -> str:
         """The compiler's name of the architecture, such as sm_90a."""
-        major, minor = self.compute_capability
-        return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+        return arch_of(self.compute_capability)
 
     @property
     def is_hopper(self) -> bool:
-        """Whether the Hopper kernel runs here."""
-        return self.compute_capability == (9, 0)
+        """Whether this is the kind of GPU that the kernel was run and measured on."""
+        return self.arch == _HOPPER
+
+    @property
+    def walks(self) -> bool:
+        """Whether there is a kernel for this GPU."""
+        return self.arch in WALKED
+
+    @property
+    def caution(self) -> str:
+        """What to know before trusting a walk on this GPU, or ""."""
+        return caution_of(self.arch)
 
     def with_blocks(self, max_blocks: int) -> GpuSpec:
         """Return the same GPU with fewer co-resident blocks.
@@ -88,6 +99,26 @@ class GpuSpec:
             DeviceError: more blocks than SMs, or fewer than one.
         """
         return replace(self, max_blocks=max_blocks)
+
+
+WALKED = (_HOPPER, *_BLACKWELL)
+"""Architectures that there is a kernel for."""
+
+
+def arch_of(compute_capability: tuple[int, int]) -> str:
+    """The compiler's name of an architecture, such as sm_90a."""
+    major, minor = compute_capability
+    return f"sm_{major}{minor}{'a' if major >= 9 else ''}"
+
+
+def caution_of(arch: str) -> str:
+    """What to know before trusting a walk on GPUs of an architecture, or ""."""
+    if arch not in _BLACKWELL:
+        return ""
+    return (
+        f"the kernel is compiled and checked for {arch}, but was not yet run on such a GPU: run "
+        "make gpu-test before trusting its tokens, wts bench head for its speed"
+    )
 
 
 def _check_at_least(field: str, value: int, least: int) -> None:
@@ -112,6 +143,19 @@ def _hopper(name: str, *, num_sms: int, l2_mib: int, dram_gb_per_s: int, clock_m
     )
 
 
+def _blackwell(name: str, capability: tuple[int, int], *, clock_mhz: int) -> GpuSpec:
+    return GpuSpec(
+        name=name,
+        compute_capability=capability,
+        num_sms=148,
+        max_blocks=148,
+        tensor_bytes_per_sm=_TENSOR_BYTES_PER_SM,
+        l2_bytes=126 * _MIB,
+        dram_bytes_per_s=8000 * 10**9,
+        clock_mhz=clock_mhz,
+    )
+
+
 GPUS: Mapping[str, GpuSpec] = MappingProxyType(
     {
         spec.name: spec
@@ -120,20 +164,15 @@ GPUS: Mapping[str, GpuSpec] = MappingProxyType(
             _hopper("h100-pcie", num_sms=114, l2_mib=50, dram_gb_per_s=2000, clock_mhz=1755),
             _hopper("h20", num_sms=78, l2_mib=60, dram_gb_per_s=4000, clock_mhz=1980),
             _hopper("h200", num_sms=132, l2_mib=60, dram_gb_per_s=4800, clock_mhz=1980),
-            GpuSpec(
-                name="b200",
-                compute_capability=(10, 0),
-                num_sms=148,
-                max_blocks=148,
-                tensor_bytes_per_sm=_TENSOR_BYTES_PER_SM,
-                l2_bytes=126 * _MIB,
-                dram_bytes_per_s=8000 * 10**9,
-                clock_mhz=1965,
-            ),
+            _blackwell("b200", (10, 0), clock_mhz=1965),
+            _blackwell("b300", (10, 3), clock_mhz=2032),
         )
     }
 )
-"""GPUs known by name. Peak figures of the makers' data sheets; a plan needs only the memories."""
+"""GPUs known by name. Peak figures of the makers' data sheets; a plan needs only the memories.
+
+No B200 or B300 was at hand: their figures are read, not asked of a driver.
+"""
 
 
 def gpu_spec(name: str, *, index: int | None = None) -> GpuSpec:
@@ -201,7 +240,7 @@ def _spec_of_properties(properties: object) -> GpuSpec:
         max_blocks=num_sms,
         register_bytes_per_sm=4 * reported("regs_per_multiprocessor", _REGISTER_BYTES_PER_SM // 4),
         shared_bytes_per_block=reported("shared_memory_per_block_optin", _SHARED_BYTES_PER_BLOCK),
-        tensor_bytes_per_sm=_TENSOR_BYTES_PER_SM if major == 10 else 0,
+        tensor_bytes_per_sm=_TENSOR_BYTES_PER_SM if arch_of((major, minor)) in _BLACKWELL else 0,
         l2_bytes=reported("L2_cache_size"),
         dram_bytes_per_s=dram_bytes_per_s,
         clock_mhz=reported("clock_rate") // 1000,

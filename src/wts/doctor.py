@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from wts.device import LOCAL, gpu_spec
+from wts.device import GPUS, LOCAL, gpu_spec
 from wts.errors import DeviceError, WalkError
 
 __all__ = ["Finding", "device_obstacle", "examine", "report"]
@@ -44,9 +44,12 @@ def device_obstacle() -> str | None:
         spec = gpu_spec(LOCAL)
     except DeviceError:
         return f"torch {torch.__version__} finds no NVIDIA GPU"
-    if not spec.is_hopper:
+    if not spec.walks:
         major, minor = spec.compute_capability
-        return f"{spec.name} has compute capability {major}.{minor}; the walk needs Hopper (9.0)"
+        return (
+            f"{spec.name} has compute capability {major}.{minor}; the walk needs Hopper (9.0) or "
+            "Blackwell (10.0, 10.3)"
+        )
     return None
 
 
@@ -105,7 +108,8 @@ def _gpu() -> Finding:
         name="gpu",
         good=True,
         detail=f"{spec.name}, compute capability {major}.{minor}, {spec.max_blocks} co-resident "
-        f"blocks, {spec.l2_bytes / 2**20:.0f} MiB of L2",
+        f"blocks, {spec.l2_bytes / 2**20:.0f} MiB of L2"
+        + (f"; {spec.caution}" if spec.caution else ""),
     )
 
 
@@ -135,9 +139,12 @@ def _compile_small() -> str:
     from wts.compile import compile_walk
     from wts.planner import Shape, plan_residency
 
-    kernel = compile_walk(plan_residency(Shape(vocab=4096, rank=64), "h200"))
-    return f"a small walk compiles for sm_90a, {kernel.used.registers} registers, no spills" + (
-        " (taken from the cache)" if kernel.cached else ""
+    spec = GPUS["h200"]
+    if device_obstacle() is None:
+        spec = gpu_spec(LOCAL)
+    kernel = compile_walk(plan_residency(Shape(vocab=4096, rank=64), spec))
+    return f"a small walk compiles for {spec.arch}, {kernel.used.registers} registers, " + (
+        "no spills (taken from the cache)" if kernel.cached else "no spills"
     )
 
 

@@ -5,7 +5,9 @@ The plan is the only author of sizes: it renders the constants that the kernel i
 rows a block owns. How one is made is in `planner`. Pure integers; no torch.
 
 Rows come in tiles of 16, tiles in pairs of 32 consecutive tokens. A block owns a shard: a run of
-`rows` consecutive tokens; each of its sweeping warps owns `warp_tiles` tiles of it.
+`rows` consecutive tokens; each of its sweeping warps owns `warp_tiles` tiles of it. On Blackwell
+the last of them may be multiplied by tcgen05, one of every warp together, from tensor memory or
+from shared memory, while warps multiply their others.
 """
 
 from __future__ import annotations
@@ -22,6 +24,15 @@ from wts.numbers import (
     HeadKind,
     NumberType,
     WeightType,
+)
+from wts.tensor_memory import (
+    CHUNK_BYTES,
+    COLUMNS,
+    CORE_BYTES,
+    LANES,
+    OPERAND_COLUMNS,
+    instruction_descriptor,
+    matrix_descriptor,
 )
 
 __all__ = ["ResidencyPlan", "shared_layout"]
@@ -45,6 +56,7 @@ LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
 EXACT_ROWS = 2048  # in an exact walk, whose words say a margin too
 SCALE_LIMITS = 7  # margins that they can say
+SUMS_JUDGED = 2  # accumulators of tcgen05 that a warp reads and judges at once
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,6 +67,9 @@ class ResidencyPlan:
     `hidden_inside`: whether the kernel multiplies hidden states, each block with rows of its own.
     `hidden_places`: steps whose hidden states it then holds at once.
     `exact`: whether tokens are the unquantised head's (docs/exact.md).
+    `tensor_limit`: columns of tensor memory that it may use; 0: none, tcgen05 multiplies nothing.
+    `tensor_tiles`, `matrix_tiles`: of each sweeping warp's tiles, how many tcgen05 multiplies with
+    the weights in tensor memory, and how many with them in shared memory; its last ones.
     `weights`: what rows of the projection are kept as; latents are quantised only for int8.
     `operand_slabs`: slabs of a latent that a lane of a lone warp holds at once.
     `copied_together`: most fragments that pass through a lone warp's ring by one bulk copy; 1: each
@@ -102,6 +117,9 @@ class ResidencyPlan:
     shared_limit: int
     max_blocks: int
     exact: bool = False
+    tensor_limit: int = 0
+    tensor_tiles: int = 0
+    matrix_tiles: int = 0
 
     # ---- derived sizes ---------------------------------------------------------------------
 
@@ -313,6 +331,70 @@ class ResidencyPlan:
         return self.instruction == "wgmma"
 
     @property
+    def async_tiles(self) -> int:
+        """Tiles of a warp that tcgen05 multiplies, with those of the block's other warps."""
+        return self.tensor_tiles + self.matrix_tiles
+
+    @property
+    def lone_tiles(self) -> int:
+        """Tiles that a warp multiplies itself, or its warpgroup: all others, its first ones."""
+        return self.warp_tiles - self.async_tiles
+
+    @property
+    def fragments(self) -> int:
+        """Fragments of these, of which places are in registers, shared memory or L2."""
+        return self.lone_tiles * self.slabs
+
+    @property
+    def lone_accumulators(self) -> int:
+        """Accumulators of a warp's own sweep."""
+        return -(-self.lone_tiles // self.tiles_per_accumulator)
+
+    @property
+    def async_accumulators(self) -> int:
+        """Accumulators that tcgen05 leaves in tensor memory."""
+        return self.accumulators - self.lone_accumulators
+
+    @property
+    def request_columns(self) -> int:
+        """Operand columns of one of up to four requests: its two planes; of bf16, its pair's."""
+        return 2
+
+    @property
+    def operand_lead(self) -> int:
+        """Rows of zeros before a latent's, where tcgen05 reads it.
+
+        Tiles that share an accumulator see the latents in different columns, so each reads them
+        from a start of its own, with zeros on both sides.
+        """
+        return self.request_columns * min(4, self.columns) * (self.tiles_per_accumulator - 1)
+
+    @property
+    def operand_rows(self) -> int:
+        """Rows of 16 bytes in which tcgen05 finds the latents of a group, for 16 bytes of k."""
+        return self.operand_lead + OPERAND_COLUMNS
+
+    @property
+    def tile_columns(self) -> int:
+        """Columns of tensor memory that a tile takes."""
+        return self.row_bytes // 4
+
+    @property
+    def sum_column(self) -> int:
+        """Where the accumulators begin, behind the tiles."""
+        return self.tensor_tiles * self.tile_columns
+
+    @property
+    def tensor_columns(self) -> int:
+        """Columns of tensor memory that are used."""
+        return self.sum_column + self.async_accumulators * OPERAND_COLUMNS
+
+    @property
+    def matrix_bytes(self) -> int:
+        """Bytes of shared memory in which tcgen05 finds weights."""
+        return self.matrix_tiles * self.sweep_warps * self.tile_bytes
+
+    @property
     def operand_warps(self) -> int:
         """Warps whose fragments of one (tile, slab) lie together in memory."""
         return WARPGROUP if self.warpgroups else 1
@@ -343,6 +425,13 @@ class ResidencyPlan:
         For warpgroups the latents of a group lie together as their instruction wants them.
         """
         return 2 * self.rank + (0 if self.warpgroups else 64)
+
+    @property
+    def latent_slot_bytes(self) -> int:
+        """Bytes of shared memory for the latents of a group."""
+        if self.async_tiles:
+            return self.slabs * SLAB_BYTES * self.operand_rows
+        return self.columns * self.latent_line_bytes
 
     @property
     def base_line_bytes(self) -> int:
@@ -389,7 +478,9 @@ class ResidencyPlan:
         """Step logits it parks where they are judged again: those judged at once."""
         if not self.sampled:
             return 1
-        at_once = TILES_JUDGED if self.warpgroups else -(-self.accumulators // self.phases)
+        at_once = TILES_JUDGED if self.warpgroups else self.live_accumulators
+        if self.async_tiles:
+            at_once = max(at_once, min(self.async_accumulators, SUMS_JUDGED))
         return 2 * self.column_blocks * at_once
 
     @property
@@ -411,8 +502,8 @@ class ResidencyPlan:
     @property
     def resident_share(self) -> float:
         """Share of the projection that stay on chip for the whole walk."""
-        resident = self.register_fragments + self.shared_fragments
-        return resident / (self.warp_tiles * self.slabs)
+        fragments = self.warp_tiles * self.slabs
+        return (fragments - self.streamed_fragments) / fragments
 
     @property
     def readings(self) -> float:
@@ -439,21 +530,26 @@ class ResidencyPlan:
 
     @property
     def accumulators(self) -> int:
-        """Accumulators of a warp's sweep."""
+        """Accumulators of a warp's tiles."""
         return -(-self.warp_tiles // self.tiles_per_accumulator)
 
+    @property
+    def live_accumulators(self) -> int:
+        """Of a warp's own sweep, at once."""
+        return -(-self.lone_accumulators // self.phases)
+
     def sweep_order(self) -> list[tuple[int, int]]:
-        """(tile, slab) in the order in which a warp multiplies them."""
+        """(tile, slab) in the order in which a warp multiplies its own."""
         if self.warpgroups:  # tile after tile: one is judged while the next is multiplied
             return [(tile, slab) for tile in range(self.warp_tiles) for slab in range(self.slabs)]
-        live = -(-self.accumulators // self.phases)
+        live = self.live_accumulators
         order = []
         for phase in range(self.phases):
             for slab in range(self.slabs):
                 for variant in range(self.tiles_per_accumulator):
                     for i in range(live):
                         tile = (phase * live + i) * self.tiles_per_accumulator + variant
-                        if tile < self.warp_tiles:
+                        if tile < self.lone_tiles:
                             order.append((tile, slab))
         return order
 
@@ -498,7 +594,7 @@ class ResidencyPlan:
         order = [tile * self.slabs + slab for tile, slab in self.sweep_order()]
         places = zip(order, self.places(), strict=True)
         streamed = [fragment for fragment, (place, _) in places if place == "streamed"]
-        resident = sorted(set(order) - set(streamed))
+        resident = sorted(set(range(fragments)) - set(streamed))
         stored = [0] * fragments
         for place, fragment in enumerate(streamed + resident):
             stored[fragment] = place
@@ -536,8 +632,16 @@ class ResidencyPlan:
 
     @property
     def matrix_instructions(self) -> int:
-        """Matrix instructions of a sweep: each (tile, slab) of a warp once."""
-        return self.warp_tiles * self.slabs
+        """Matrix instructions of lone warps or warpgroups in a sweep.
+
+        Each (tile, slab) of a warp once.
+        """
+        return self.fragments
+
+    @property
+    def tensor_instructions(self) -> int:
+        """Products of tcgen05 in the kernel's code: each slab of a tile of all warps once."""
+        return self.async_tiles * self.slabs
 
     @property
     def exact_apart(self) -> bool:
@@ -609,13 +713,27 @@ class ResidencyPlan:
             "SHARED_FRAGMENTS": self.shared_fragments,
             "STREAMED_FRAGMENTS": self.streamed_fragments,
             "PHASES_APART": int(self.streamed_fragments > 0 or self.groups > 1),
-            "FRAGMENT_STORAGE": max(1, self.sweep_warps * self.shared_fragments),
+            "FRAGMENT_STORAGE": _fragment_storage(self),
             "RING_LENGTH": max(1, self.ring_units),
             "COPIED_TOGETHER": self.copied_together,
             "RING_PLACES": _ring_places(self),
             "RING_UNIT_BYTES": self.ring_unit_bytes if self.ring_units else 1,
             "RINGS": _ring_barriers(self) // max(1, self.ring_units),
             "LATENT_LINE_BYTES": self.latent_line_bytes,
+            "LATENT_SLOT_BYTES": self.latent_slot_bytes,
+            "TENSOR_TILES": self.tensor_tiles,
+            "MATRIX_TILES": self.matrix_tiles,
+            "MATRIX_BYTES": self.matrix_bytes,
+            "TENSOR_COLUMNS": COLUMNS,
+            "TILE_COLUMNS": self.tile_columns,
+            "SUM_COLUMN": self.sum_column,
+            "SUM_COLUMNS": OPERAND_COLUMNS,
+            "SUMS_JUDGED": SUMS_JUDGED,
+            "ASYNC_ACCUMULATORS": self.async_accumulators,
+            "REQUEST_COLUMNS": self.request_columns,
+            "OPERAND_LEAD": self.operand_lead,
+            "OPERAND_ROWS": self.operand_rows,
+            "INSTRUCTION_DESCRIPTOR": instruction_descriptor(self.weights),
             "COLUMNS": self.columns,
             "COLUMN_BLOCKS": self.column_blocks,
             "OPERAND_WARPS": self.operand_warps,
@@ -667,6 +785,7 @@ class ResidencyPlan:
         lines.append(f"#define WTS_WIDE {int(self.wide)}")
         lines.append(f"#define WTS_WARPGROUPS {int(self.warpgroups)}")
         lines.append(f"#define WTS_EXACT {int(self.exact)}")
+        lines.append(f"#define WTS_TENSOR {int(self.async_tiles > 0)}")
         lines.append(f"#define WTS_QUANTISED {int(self.quantised)}")
         lines.append("#define WTS_FRAGMENT_PLACE " + ", ".join(map(str, places)))
         lines.append("#define WTS_FRAGMENT_SOURCE " + ", ".join(map(str, sources)))
@@ -677,6 +796,8 @@ class ResidencyPlan:
         lines.append("#ifndef WTS_TRACE\n#define WTS_TRACE 0\n#endif")
         lines.append("namespace wts {\nnamespace plan {")
         lines += [f"constexpr int {name} = {value};" for name, value in constants.items()]
+        for name, descriptor in _matrix_descriptors(self).items():
+            lines.append(f"constexpr unsigned long long {name} = {descriptor:#x}ull;")
         lines += [f"constexpr bool {n} = {'true' if v else 'false'};" for n, v in flags.items()]
         lines.append(f"constexpr float LEAST_TEMPERATURE = {LEAST_TEMPERATURE!r}f;")
         lines.append("constexpr bool TRACE = WTS_TRACE;")
@@ -700,7 +821,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
     kept = plan.candidate_slots
     hidden = plan.hidden if plan.hidden_inside else 1
     members = [
-        ("fragments", max(1, plan.sweep_warps * plan.shared_fragments) * FRAGMENT_BYTES, 128),
+        ("fragments", _fragment_storage(plan) * FRAGMENT_BYTES, 128),
         ("ring", places * (plan.ring_unit_bytes if plan.ring_units else 1), 128),
         ("row_scale", 4 * plan.row_scale_words, 16),
         ("base", slots * columns * plan.base_line_bytes, 16),
@@ -708,7 +829,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("logits", plan.parked_logits * plan.parking_threads * 4, 16),
         ("temperature", (groups if plan.sampled else 1) * columns * 4, 16),
         ("inverse_temperature", (groups if plan.sampled else 1) * columns * 4, 16),
-        ("latent", plan.latent_slots * columns * plan.latent_line_bytes, 128),
+        ("latent", plan.latent_slots * plan.latent_slot_bytes, 128),
         ("latent_scale", (plan.latent_slots if plan.quantised else 1) * columns * 4, 16),
         ("token", plan.later_tokens * 4, 16),
         ("candidate_key", kept * columns * plan.candidates * 4, 16),
@@ -760,6 +881,8 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
             ("longest", 4, 4),
             ("team_squares", 4 * SERVICE_WARPS, 4),
         ]
+    if plan.async_tiles:
+        members += [("sums_made", 8 * plan.async_accumulators, 8), ("tensor_memory", 4, 4)]
     layout, offset = [], 0
     for name, size, alignment in members:
         offset = -(-offset // alignment) * alignment
@@ -767,6 +890,27 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         offset += size
     layout.append(("end", -(-offset // 128) * 128))
     return layout
+
+
+def _fragment_storage(plan: ResidencyPlan) -> int:
+    """Resident fragments in a block's shared memory: warps' own ones, then tcgen05's tiles."""
+    return max(1, plan.sweep_warps * (plan.shared_fragments + plan.matrix_tiles * plan.slabs))
+
+
+def _matrix_descriptors(plan: ResidencyPlan) -> dict[str, int]:
+    """Descriptors of tcgen05's operands in shared memory, all but where they start.
+
+    Weights: core matrices of all 128 rows, then those of the next 16 bytes. Latents: the rows of 16
+    bytes of `operand_rows`, of which any 16 that follow each other are two core matrices.
+    """
+    return {
+        "MATRIX_DESCRIPTOR": matrix_descriptor(
+            0, along_k=LANES * CHUNK_BYTES, along_rows=CORE_BYTES
+        ),
+        "LATENT_DESCRIPTOR": matrix_descriptor(
+            0, along_k=plan.operand_rows * CHUNK_BYTES, along_rows=CORE_BYTES
+        ),
+    }
 
 
 def _ring_places(plan: ResidencyPlan) -> int:
@@ -792,6 +936,9 @@ def _ledger(plan: ResidencyPlan) -> str:
         ("shared memory", plan.shared_fragments),
         ("streamed from L2", plan.streamed_fragments),
     ]
+    if plan.async_tiles:
+        rows[1] = ("shared memory", plan.shared_fragments + plan.matrix_tiles * plan.slabs)
+        rows.insert(2, ("tensor memory", plan.tensor_tiles * plan.slabs))
     lines = [
         f"plan {plan.hash}: {plan.kind}, V = {plan.vocab}, r = {plan.rank}, "
         f"{plan.weights}, batch {plan.batch}, "
@@ -843,4 +990,10 @@ def _ledger(plan: ResidencyPlan) -> str:
         f"{plan.tiles_per_accumulator} tile(s) share an accumulator, {plan.phases} phase(s), "
         f"{plan.word_bytes}-byte words",
     ]
+    if plan.async_tiles:
+        lines.append(
+            f"  tcgen05 multiplies {plan.async_tiles} of {plan.warp_tiles} tiles of every warp, "
+            f"{plan.tensor_tiles} of them in tensor memory: {plan.tensor_columns} of {COLUMNS} "
+            "columns with their sums"
+        )
     return "\n".join(lines)

@@ -23,6 +23,7 @@ from wts.numbers import (
     WeightType,
 )
 from wts.plan import EXACT_ROWS, FRAGMENT_BYTES, PAIR_ROWS, TILES_JUDGED, ResidencyPlan
+from wts.tensor_memory import COLUMNS, has_product
 
 if TYPE_CHECKING:
     from wts.heads import Head
@@ -32,6 +33,7 @@ __all__ = [
     "Shape",
     "plan_residency",
     "streaming_plan",
+    "with_async_tiles",
     "with_choice",
     "with_fewer_registers",
     "with_lone_warps",
@@ -209,6 +211,7 @@ def plan_residency(
     base_type: NumberType = "bf16",
     exact: bool = False,
     weights: WeightType = "int8",
+    tensor_memory: bool | None = None,
 ) -> ResidencyPlan:
     """Decide where each tile of a head lives for the whole walk.
 
@@ -223,6 +226,9 @@ def plan_residency(
             bf16.
         weights: "int8": rows of the projection are quantised, so that twice as many stay on chip;
             "bf16": they are the head's own, which are then bf16, as its table is.
+        tensor_memory: whether tiles that registers have no room for go to a Blackwell's tensor
+            memory before shared memory, and are multiplied there; by default bf16 weights are,
+            where there is such a memory. Kernels for Blackwell were never run on a GPU.
 
     Returns:
         The plan; `print(plan)` shows its byte ledger.
@@ -306,7 +312,18 @@ def plan_residency(
             found=f"bf16, {fragments} fragments",
             fix="plan with weights='int8', or for a GPU with more co-resident blocks",
         )
-    widest = 8 if spec.is_hopper and batch > 4 else 4 if batch > 2 else batch
+    there = spec.tensor_bytes_per_sm > 0 and has_product(spec.arch, weights)
+    if tensor_memory and not there:
+        raise PlanError.mismatch(
+            "tensor_memory",
+            wanted=f"a GPU that multiplies {weights} weights from tensor memory",
+            found=f"{spec.name} ({spec.arch})",
+            fix="leave it out; b200 has it for all weights, b300 for weights='bf16'",
+        )
+    if tensor_memory or (tensor_memory is None and there and weights == "bf16"):
+        unplaced = replace(unplaced, tensor_limit=COLUMNS)
+    eight = spec.is_hopper or weights == "bf16"  # int8 wants a warpgroup's instruction for them
+    widest = 8 if eight and batch > 4 else 4 if batch > 2 else batch
     plan = _first_that_fits(unplaced, widest)
     if plan.shared_bytes > plan.shared_limit:
         matrix = 2 * plan.unit_rows * plan.block_units * plan.state
@@ -374,12 +391,12 @@ def _check_bf16(head: Head | Shape, shape: Shape, spec: GpuSpec) -> None:
             found=f"bf16, a projection in {found} and a table in {shape.table_type}",
             fix="convert the head to bf16, or plan with weights='int8'",
         )
-    if not spec.is_hopper:
+    if not spec.walks:
         raise PlanError.mismatch(
             "weights",
             wanted=f"int8 on {spec.name} ({spec.arch})",
             found="bf16",
-            fix="plan with weights='int8', or for a Hopper GPU",
+            fix="plan with weights='int8', or for a GPU that there is a kernel for",
         )
 
 
@@ -393,6 +410,8 @@ def _choices(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choic
         special = "wide" if plan.wide and not plan.sampled else ""
         kinds = (plan.kind, "state" if plan.state else "", special)
         keys = [f"{how}, {kind}" for kind in kinds if kind] + [how + end]
+        if plan.tensor_limit:
+            keys = [f"{how}, tensor memory"]
         chosen = next(BF16_CHOICES[key] for key in keys if key in BF16_CHOICES)
         return [choice for choice in chosen if choice.columns <= widest]
     every = [
@@ -530,7 +549,7 @@ def with_fewer_registers(plan: ResidencyPlan) -> ResidencyPlan:
             f"{plan.register_fragments}; report this plan: {plan!r}"
         )
     # Fewer loads ahead and more sums at once are what else was seen to help where tiles are many.
-    live = plan.accumulators if plan.warpgroups else 5
+    live = plan.lone_accumulators if plan.warpgroups else 5
     shift = 8 if plan.sweep_registers > LEAST_SWEEP_REGISTERS else 0
     fewer = replace(
         plan,
@@ -568,6 +587,7 @@ def streaming_plan(plan: ResidencyPlan) -> ResidencyPlan:
     """
     if plan.kind != "markov":
         raise PlanError(f"plan: wanted one of a markov head, found {plan.kind}; stream no other")
+    plan = replace(plan, tensor_limit=0, tensor_tiles=0, matrix_tiles=0)
     fragments = plan.warp_tiles * plan.slabs
     if plan.warpgroups:
         # Whole tiles are in flight at once: more of them than a ring holds would wait for ever.
@@ -600,9 +620,51 @@ def with_register_fragments(plan: ResidencyPlan, fragments: int) -> ResidencyPla
     Raises:
         PlanError: none or more than a warp has.
     """
-    _check_range("fragments", fragments, 1, plan.warp_tiles * plan.slabs)
-    live = plan.accumulators if plan.warpgroups else -(-plan.accumulators // plan.phases)
-    return _place(plan, fragments, live)
+    _check_range("fragments", fragments, 1, plan.fragments)
+    live = plan.accumulators if plan.warpgroups else plan.live_accumulators
+    return _place_lone_tiles(plan, fragments, live)
+
+
+def with_async_tiles(plan: ResidencyPlan, tensor: int, matrix: int) -> ResidencyPlan:
+    """The same rows with other numbers of each warp's tiles multiplied by tcgen05.
+
+    For benchmarks and tests. A compiler may spill such a plan.
+
+    Args:
+        plan: one with `tensor_memory`.
+        tensor: tiles in tensor memory.
+        matrix: tiles in shared memory.
+
+    Raises:
+        PlanError: a plan without, too few tiles left to a warp itself, tiles of one accumulator
+            that not all would be multiplied in the same way, or more than there is room for.
+    """
+    left = plan.warp_tiles - tensor - matrix
+    if min(tensor, matrix) < 0 or left < 1 or left % plan.tiles_per_accumulator:
+        raise PlanError.mismatch(
+            "tensor, matrix",
+            wanted=f"so many that a multiple of {plan.tiles_per_accumulator} of {plan.warp_tiles} "
+            "tiles is left",
+            found=f"{tensor}, {matrix}",
+            fix="give other numbers",
+        )
+    found = replace(plan, tensor_tiles=tensor, matrix_tiles=matrix)
+    if found.tensor_columns > plan.tensor_limit:
+        raise PlanError.mismatch(
+            "tensor",
+            wanted=f"at most {plan.tensor_limit} columns of tensor memory",
+            found=f"{tensor} tiles, {found.tensor_columns} columns with their sums",
+            fix="give fewer, and plan with tensor_memory=True",
+        )
+    found = _place_lone_tiles(found, plan.register_fragments, plan.live_accumulators)
+    if found.shared_bytes > found.shared_limit:
+        raise PlanError.mismatch(
+            "matrix",
+            wanted=f"at most {found.shared_limit} bytes of shared memory",
+            found=f"{matrix} tiles, {found.shared_bytes} bytes in all",
+            fix="give fewer",
+        )
+    return found
 
 
 def with_choice(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
@@ -623,7 +685,40 @@ def with_choice(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
 
 
 def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
-    """Place the weights; those of hidden states too, where that displaces no others.
+    """Place the weights: in registers, then in tensor memory where a plan may, then elsewhere.
+
+    Tiles that share an accumulator are multiplied in the same way, so registers may be left
+    unused; of what streams as little, the plan that uses most of them is taken, and of these one
+    whose warps read the least from shared memory themselves.
+    """
+    sharing = plan.tiles_per_accumulator
+    plan = replace(plan, tensor_tiles=0, matrix_tiles=0)
+    placed = [_place_lone_tiles(plan, most_registers, live)]
+    if not plan.tensor_limit:
+        return placed[0]
+    for lone in range((plan.warp_tiles - 1) // sharing * sharing, 0, -sharing):
+        tiles = plan.warp_tiles - lone
+        splits = (
+            replace(plan, tensor_tiles=tiles - matrix, matrix_tiles=matrix)
+            for matrix in range(tiles)
+        )
+        split = next((s for s in splits if s.tensor_columns <= plan.tensor_limit), None)
+        if split is not None:
+            placed.append(_place_lone_tiles(split, most_registers, live))
+    fitting = [p for p in placed if p.shared_bytes <= p.shared_limit] or placed
+    return min(
+        fitting,
+        key=lambda p: (
+            p.streamed_fragments,
+            -p.register_fragments,
+            p.shared_fragments + p.matrix_tiles * p.slabs,
+            -p.matrix_tiles,
+        ),
+    )
+
+
+def _place_lone_tiles(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
+    """Place what warps multiply themselves; weights of hidden states too, if they displace none.
 
     Warps that make the latents of few requests together have time to multiply them, and no other
     kernel has to run before the walk. Lanes read eight elements at once.
@@ -643,7 +738,7 @@ def _place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan
 
 def _place_projection(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
     """Fill registers, then shared memory; stream the rest; stage base logits in what is left."""
-    fragments = plan.warp_tiles * plan.slabs
+    fragments = plan.fragments
     registers = min(fragments, most_registers)
     plan = replace(
         plan,
@@ -651,7 +746,7 @@ def _place_projection(plan: ResidencyPlan, most_registers: int, live: int) -> Re
         shared_fragments=fragments - registers,
         streamed_fragments=0,
         ring_units=0,
-        phases=-(-plan.accumulators // live),
+        phases=-(-plan.lone_accumulators // live),
         base_slots=2,
     )
     if plan.warpgroups and plan.shared_bytes > plan.shared_limit:

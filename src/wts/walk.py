@@ -13,6 +13,7 @@ import torch
 
 from wts.cells import AnyHead, DominoCell, RnnCell
 from wts.compile import KERNEL_NAME, WalkArgs, compile_fitting, compile_walk
+from wts.device import WALKED, arch_of, caution_of
 from wts.emulator import Emulator
 from wts.errors import (
     CompileError,
@@ -89,7 +90,8 @@ class Walker:
     Raises:
         HeadError: what is no head.
         PlanError: a plan for another head.
-        DeviceError: no Hopper GPU, or fewer co-resident blocks than planned.
+        DeviceError: no Hopper or Blackwell GPU, a plan for another kind of GPU, or fewer
+            co-resident blocks than planned.
         CompileError: no compiler, or a kernel that does not come out as planned.
     """
 
@@ -601,7 +603,7 @@ def _cuda_device(device: str | torch.device | None) -> torch.device:
     if not torch.cuda.is_available():
         raise DeviceError(
             "device: wanted a CUDA device, found none that torch can use; "
-            "pass backend='emulator', or run on a machine with a Hopper GPU"
+            "pass backend='emulator', or run on a machine with a Hopper GPU (or Blackwell)"
         )
     chosen = torch.device("cuda" if device is None else device)
     if chosen.type != "cuda":
@@ -655,12 +657,16 @@ class _DeviceWalk:
         spills: bool = False,
         done: Sequence[PackedHead] = (),
     ) -> None:
-        capability = torch.cuda.get_device_capability(device)
-        if capability != (9, 0) or plan.arch != "sm_90a":
+        major, minor = torch.cuda.get_device_capability(device)
+        arch = arch_of((major, minor))
+        if arch not in WALKED or plan.arch != arch:
             raise DeviceError(
-                f"device: wanted a Hopper GPU (9.0) and a plan for one, found {capability[0]}."
-                f"{capability[1]} and a plan for {plan.arch}; use backend='emulator' here"
+                "device: wanted a Hopper GPU (9.0) or one of Blackwell (10.0, 10.3), and a plan "
+                f"for it, found {major}.{minor} and a plan for {plan.arch}; plan for this GPU "
+                "('LOCAL'), or use backend='emulator' here"
             )
+        if caution_of(arch):
+            logger.warning("wts: %s", caution_of(arch))
         compiled = compile_walk(plan, spills=True) if spills else compile_fitting(plan, trace=trace)
         self.spill_bytes = compiled.used.spill_bytes
         self.plan = plan = compiled.plan

@@ -1,4 +1,4 @@
-"""Tests in this folder need a Hopper GPU; elsewhere they are skipped, and say why."""
+"""Tests in this folder need a GPU that walks; elsewhere they are skipped, and say why."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ def unusable() -> str:
         gpu = gpu_spec(LOCAL)
     except DeviceError as error:
         return str(error)
-    return "" if gpu.is_hopper else f"needs a Hopper GPU, found {gpu.name}"
+    return "" if gpu.walks else f"needs a Hopper or a Blackwell GPU, found {gpu.name}"
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

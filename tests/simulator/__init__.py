@@ -33,12 +33,18 @@ class _Range(ctypes.Structure):
 
 
 @cache
-def _build(header: str) -> ctypes.CDLL:
-    """Compile the kernel for a plan's header; kept for the session."""
+def _build(header: str, change: tuple[str, str] | None) -> ctypes.CDLL:
+    """Compile the kernel for a plan's header; kept for the session.
+
+    A change is a text of one of its files, and what to put there: for tests of tests.
+    """
     folder = Path(tempfile.mkdtemp(prefix="wts-simulator-"))
-    for source in CSRC.iterdir():
-        if source.name != "ptx.cuh":
-            shutil.copy(source, folder)
+    sources = {source.name: source.read_text() for source in CSRC.iterdir() if source.is_file()}
+    if change is not None:
+        assert sum(text.count(change[0]) for text in sources.values()) == 1, change
+        sources = {name: text.replace(*change) for name, text in sources.items()}
+    for name, text in sources.items():
+        (folder / name).write_text(text)
     for name in ("ptx.cuh", "simulate.cpp"):
         shutil.copy(HERE / name, folder)
     (folder / "plan_constants.h").write_text(header)
@@ -63,10 +69,16 @@ class Simulator:
         head: the head.
         plan: a small plan for it.
         sequence: what the workspace's exchange counter starts at.
+        change: a text of the kernel's source, and what stands there instead.
     """
 
     def __init__(
-        self, head: AnyHead, plan: ResidencyPlan, *, sequence: int = FIRST_SEQUENCE
+        self,
+        head: AnyHead,
+        plan: ResidencyPlan,
+        *,
+        sequence: int = FIRST_SEQUENCE,
+        change: tuple[str, str] | None = None,
     ) -> None:
         self.plan = plan
         self.packed = pack_head(head, plan, torch.device("cpu"))
@@ -81,7 +93,7 @@ class Simulator:
             )
         self.state_slots = torch.zeros(plan.state_words, dtype=torch.int64)
         self.exact_slots = torch.zeros(plan.exact_words, dtype=torch.int64)
-        self.kernel = _build(plan.render_header())
+        self.kernel = _build(plan.render_header(), change)
 
     def _part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
         """What hidden states add to the steps; or room for it, where the kernel makes it."""

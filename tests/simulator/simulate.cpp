@@ -85,10 +85,24 @@ extern "C" int simulate(const wts::WalkArgs* args, const sim::Range* ranges, int
       }
       if (failed) break;
     }
-    for (Block& block : blocks) land_copies(block);
+    scheduling = true;
+    for (Block& block : blocks) {
+      land_copies(block);
+      try {
+        wts::do_tensor_work(block);
+      } catch (Failed) {  // what has failed is noted
+      }
+    }
+    scheduling = false;
     if (failed) result = 1;
     else if (all_done) result = 0;
   }
+  for (const Block& block : blocks)
+    if (result == 0 && block.tensor_columns != 0) {
+      result = 1;
+      failed = true;
+      std::snprintf(sim::message, sizeof sim::message, "tensor memory was not released");
+    }
   std::snprintf(message, 256, "%s", failed ? sim::message : result == 2 ? "no end in sight" : "");
   return result;
 }

@@ -232,12 +232,10 @@ __device__ __forceinline__ void store_bytes(u32 address, const u32 (&word)[WORDS
 }
 
 // A run of a latent, whose elements are bf16 numbers already.
-__device__ __forceinline__ void store_bf16_run(const float (&latent)[RUN], u32 address) {
-  u32 words[RUN / 2];
+__device__ __forceinline__ void pack_bf16_run(const float (&latent)[RUN], u32 (&words)[RUN / 2]) {
 #pragma unroll
   for (int i = 0; i < RUN / 2; ++i)
     words[i] = bf16_bits(latent[2 * i]) | static_cast<u32>(bf16_bits(latent[2 * i + 1])) << 16;
-  store_bytes<2 * RUN>(address, words);
 }
 
 // The two int8 planes of a run, one byte each element.
@@ -247,7 +245,6 @@ struct PlaneRun {
   __device__ __forceinline__ void put(int i, int level) {
     word[i / 4] |= (static_cast<u32>(level) & 0xffu) << 8 * (i % 4);
   }
-  __device__ __forceinline__ void store(u32 address) const { store_bytes<RUN>(address, word); }
 };
 
 // In an exact walk the squares of what is not below a sixteenth of an element, in levels, are summed up:

@@ -48,6 +48,51 @@ struct LatentWarp {
            (2 * (column % 4) + plane) * 16;
   }
 
+  // Where tcgen05 reads a word of a latent, by its place among the latent's bytes, or its plane's. Rows of 16
+  // bytes, one for each operand column (product_mma.cuh), in the order in which weights are packed
+  // (pack.py): of a slab of 32 bytes, words 0, 2, 4 and 6, then the others.
+  __device__ __forceinline__ u32 operand_place(int slot, int column, int plane, int byte) const {
+    const int word = byte % 32 / 4, chunk = byte / 32 * 2 + word % 2;
+    const int odd = plan::QUANTISED ? plane : column / 4;
+    const int row = plan::OPERAND_LEAD + plan::REQUEST_COLUMNS * (column % 4) + odd;
+    return shared_address(shared.latent[slot]) + (chunk * plan::OPERAND_ROWS + row) * 16 +
+           word / 2 * 4;
+  }
+
+  // Puts a 16-byte piece of a latent, as its table row has it, where it is read.
+  __device__ __forceinline__ void put_piece(int slot, int column, int piece,
+                                            const u32 (&words)[4]) const {
+    if constexpr (ASYNC_TILES == 0) {
+      store_shared_16(latent_place(slot, column, piece), words);
+    } else {
+      const int byte = plan::QUANTISED ? piece / 4 * 32 + piece % 2 * 16 : piece * 16;
+#pragma unroll
+      for (int i = 0; i < 2; ++i) {
+        const u32 pair[2] = {words[i], words[i + 2]};
+        store_shared_8(operand_place(slot, column, piece / 2 % 2, byte + 4 * i), pair);
+      }
+    }
+  }
+
+  // Puts BYTES of a latent, or of one of its planes, there, from byte `start` on.
+  template <int BYTES, int WORDS>
+  __device__ __forceinline__ void put_run(int slot, int column, int plane, int start,
+                                          const u32 (&words)[WORDS]) const {
+    if constexpr (ASYNC_TILES > 0) {
+      constexpr int PART = BYTES < 4 ? BYTES : 4;
+#pragma unroll
+      for (int i = 0; i < BYTES / PART; ++i) {
+        const u32 word[1] = {words[i]};
+        store_bytes<PART>(operand_place(slot, column, plane, start + 4 * i) + start % 4, word);
+      }
+    } else if constexpr (plan::QUANTISED) {
+      const int piece = start / 32 * 4 + start / 16 % 2;
+      store_bytes<BYTES>(latent_place(slot, column, piece + 2 * plane) + start % 16, words);
+    } else {
+      store_bytes<BYTES>(latent_place(slot, column, 0) + start, words);
+    }
+  }
+
   // Puts the latents of a round, of some columns, where the sweeping warps read them.
   template <int COUNT>
   __device__ __forceinline__ void send_latents(int round, int first_served,
@@ -63,7 +108,8 @@ struct LatentWarp {
         make_latent(round, column(first_served + i), chosen);
       }
     }
-    if constexpr (plan::WARPGROUPS) fence_async_proxy();  // the tensor cores read these bytes
+    if constexpr (plan::WARPGROUPS || ASYNC_TILES > 0)
+      fence_async_proxy();  // the tensor cores read these bytes
   }
 
   // In an exact walk, of a head whose exact latents are table rows: where the next one is.
@@ -179,9 +225,11 @@ struct LatentWarp {
     if constexpr (!plan::QUANTISED) {
 #pragma unroll
       for (int run = 0; run < RUNS; ++run)
-        if (run_exists(run, lane))
-          store_bf16_run(latent[run],
-                         latent_place(slot, column, 0) + run_start(run, lane) * 2);
+        if (run_exists(run, lane)) {
+          u32 words[RUN / 2];
+          pack_bf16_run(latent[run], words);
+          put_run<2 * RUN>(slot, column, 0, run_start(run, lane) * 2, words);
+        }
       team_sync();
       return;
     }
@@ -202,9 +250,9 @@ struct LatentWarp {
       if (!run_exists(run, lane)) continue;
       PlaneRun high, low;
       quantise_run(latent[run], scale, high, low, squares);
-      const int start = run_start(run, lane), piece = start / 32 * 4 + start / 16 % 2;
-      high.store(latent_place(slot, column, piece) + start % 16);
-      low.store(latent_place(slot, column, piece + 2) + start % 16);
+      const int start = run_start(run, lane);
+      put_run<RUN>(slot, column, 0, start, high.word);
+      put_run<RUN>(slot, column, 1, start, low.word);
       keep_latent(round, column, start, latent[run]);
     }
     if (lane == 0) shared.latent_scale[plan::QUANTISED ? slot : 0][column] = scale;
@@ -278,9 +326,9 @@ struct LatentWarp {
 #pragma unroll
       for (int j = 0; j < PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
-          store_shared_16(latent_place(slot, column, j * 32 + lane), piece[i][j]);
+          put_piece(slot, column, j * 32 + lane, piece[i][j]);
       if (plan::QUANTISED && lane == 0) {
-        shared.latent_scale[plan::QUANTISED ? slot : 0][column] = __uint_as_float(numbers[i][0]);
+        shared.latent_scale[slot][column] = __uint_as_float(numbers[i][0]);
         keep_slack(round, column, __uint_as_float(numbers[i][NUMBERS > 1 ? 1 : 0]),
                    __uint_as_float(numbers[i][NUMBERS > 1 ? 2 : 0]));
       }

@@ -18,7 +18,7 @@ using RowScale = unsigned int;
 // What one walk's block keeps in shared memory. Every size comes from the plan; an array the plan
 // does not need has one element, so that the struct stays plain C++.
 struct Shared {
-  // Resident fragments of each sweeping warp, in the order of their use.
+  // Resident fragments of each sweeping warp, in the order of their use; then tcgen05's tiles.
   alignas(128) Byte fragments[plan::FRAGMENT_STORAGE][plan::FRAGMENT_BYTES];
   // Where streamed weights pass through: half tiles of warpgroups, or fragments of warps.
   alignas(128) Byte ring[plan::RING_PLACES][plan::RING_UNIT_BYTES];
@@ -34,9 +34,9 @@ struct Shared {
   alignas(16) float temperature[plan::SAMPLED ? plan::GROUPS : 1][plan::COLUMNS];
   // What a step logit is multiplied with for its score: 1 / T, or 1 where the request is greedy.
   alignas(16) float inverse_temperature[plan::SAMPLED ? plan::GROUPS : 1][plan::COLUMNS];
-  // Latents, quantised for int8 weights: a line for each request, or as a warpgroup's instruction wants a
-  // group's.
-  alignas(128) Byte latent[plan::LATENT_SLOTS][plan::COLUMNS * plan::LATENT_LINE_BYTES];
+  // Latents, quantised for int8 weights: a line for each request, or as the instruction of a warpgroup or
+  // tcgen05 wants a group's.
+  alignas(128) Byte latent[plan::LATENT_SLOTS][plan::LATENT_SLOT_BYTES];
   alignas(16) float latent_scale[plan::QUANTISED ? plan::LATENT_SLOTS : 1][plan::COLUMNS];
   // Last token of each request, where its latent is fetched later than it is known.
   alignas(16) int token[plan::LATER_TOKENS];
@@ -104,6 +104,12 @@ struct Shared {
   float spread, growth, smallest, longest;
   // What warps that make a latent together tell each other of its length.
   unsigned int team_squares[plan::SERVICE_WARPS];
+#endif
+#if WTS_TENSOR
+  // By accumulator in tensor memory: that its sums are there, one phase a round.
+  Barrier sums_made[plan::ASYNC_ACCUMULATORS];
+  // Where the block's tensor memory begins.
+  unsigned int tensor_memory;
 #endif
 };
 

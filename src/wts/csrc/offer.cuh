@@ -184,7 +184,9 @@ struct Judged {
     return first + i / plan::COLUMN_BLOCKS;
   }
   __device__ __forceinline__ int block(int i) const { return i % plan::COLUMN_BLOCKS; }
-  __device__ __forceinline__ bool exists(int i) const { return accumulator(i) < ACCUMULATORS; }
+  __device__ __forceinline__ bool exists(int i) const {
+    return accumulator(i) < (first < LONE_ACCUMULATORS ? LONE_ACCUMULATORS : ACCUMULATORS);
+  }
 };
 
 // Where approximations were too close: exact scores of the rows that may win, approximate ones of

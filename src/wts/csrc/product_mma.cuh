@@ -3,7 +3,7 @@
 // ring of the warp's own (lone_ring.cuh).
 #pragma once
 #include "lone_ring.cuh"
-#include "offer.cuh"
+#include "product_tcgen05.cuh"
 
 namespace wts {
 
@@ -47,6 +47,34 @@ constexpr int ODD_COLUMN_BYTES = plan::QUANTISED            ? 32
                                  : plan::COLUMN_BLOCKS == 2 ? 4 * plan::LATENT_LINE_BYTES
                                                             : 0;
 
+// Where a lane's operand of a slab begins, for the mma.sync of all tiles.
+struct LatentOperands {
+  u32 place;
+
+  __device__ __forceinline__ LatentOperands(const Shared& shared, int lane, int round) {
+    const u32 latents = shared_address(shared.latent[latent_slot(round)]);
+    const int pair = (lane >> 3) % plan::COLUMNS, odd = (lane >> 2) & 1;
+    if constexpr (ASYNC_TILES > 0) {
+      place = latents + (lane & 3) * 4 +
+              (plan::OPERAND_LEAD + plan::REQUEST_COLUMNS * pair + odd) * 16;
+    } else {
+      place = latents + pair * plan::LATENT_LINE_BYTES + odd * ODD_COLUMN_BYTES + (lane & 3) * 8;
+    }
+  }
+
+  // `after`: zero, once a product is done that must not be waited for longer.
+  __device__ __forceinline__ void load(u32 (&operand)[2], int slab, int after) const {
+    if constexpr (ASYNC_TILES > 0) {
+#pragma unroll
+      for (int half = 0; half < 2; ++half)
+        operand[half] =
+            load_shared_4(place + (2 * slab + half) * (plan::OPERAND_ROWS * 16) + after);
+    } else {
+      load_shared_8(operand, place + slab * LATENT_SLAB_BYTES + after);
+    }
+  }
+};
+
 // One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
 // exchange, rather than kept beside the weights.
 template <typename Exact>
@@ -80,18 +108,16 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     if (sampling.any) park_noise(args, shared, sampling, warp, lane, round);
 
   const int operand_pair = lane >> 3;
-  const u32 latent = shared_address(shared.latent[latent_slot(round)]) +
-                     (operand_pair % plan::COLUMNS) * plan::LATENT_LINE_BYTES +
-                     ((lane >> 2) & 1) * ODD_COLUMN_BYTES + (lane & 3) * 8;
+  const LatentOperands latent(shared, lane, round);
   barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
   mark(args, round, LATENT_SEEN);
+  if (!exact) begin_products(shared, round);
 
   // Before any product, all at once unless registers are wanted for weights: left to the compiler, each
   // slab would wait for its own load.
   u32 operands[HELD][2];
 #pragma unroll
-  for (int slab = 0; slab < HELD; ++slab)
-    load_shared_8(operands[slab], latent + slab * LATENT_SLAB_BYTES);
+  for (int slab = 0; slab < HELD; ++slab) latent.load(operands[slab], slab, 0);
   __syncwarp();
 
 #pragma unroll
@@ -109,7 +135,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
 #pragma unroll
         for (int live = 0; live < LIVE; ++live) {
           const int tile = (phase * LIVE + live) * SHARING + variant;
-          if (tile >= plan::WARP_TILES) continue;
+          if (tile >= LONE_TILES) continue;
           const int place = fragment_place(fragment_position(phase, slab, variant, live));
           const u32* a = place >= 0 ? weights[max(place, 0)]
                                     : queue[(-1 - min(place, -1)) % plan::QUEUE_DEPTH];
@@ -121,8 +147,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
         }
       }
       if (HELD < SLABS && (slab + HELD < SLABS || phase + 1 < plan::PHASES))
-        load_shared_8(operands[slab % HELD], latent + (slab + HELD) % SLABS * LATENT_SLAB_BYTES +
-                                                 (bits_of(sums[0][0]) & zero));
+        latent.load(operands[slab % HELD], (slab + HELD) % SLABS, bits_of(sums[0][0]) & zero);
     }
 
     // Needed once; asking again keeps the compiler from mixing the phases' code, which spills.
@@ -134,6 +159,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     offer_sums<LIVE>(args, shared, lines, sampling, warp, lane, round, phase * LIVE, [] {},
                         sum_of, exact, limit, offers);
   }
+  offer_products(args, shared, sampling, warp, lane, round, exact, limit, offers);
 }
 
 }  // namespace wts

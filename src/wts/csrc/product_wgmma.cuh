@@ -2,7 +2,7 @@
 // once, latents in shared memory, fragments in registers or in shared memory, resident there or passing
 // through (ring.cuh). The sums of some tiles are judged while the tensor cores multiply the next.
 #pragma once
-#include "offer.cuh"
+#include "product_tcgen05.cuh"
 #include "ring.cuh"
 
 namespace wts {

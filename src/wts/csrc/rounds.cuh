@@ -115,10 +115,16 @@ __device__ __forceinline__ float slack_of([[maybe_unused]] const Shared& shared,
 // accumulator: tile v of a sharing set sees the latent only in the pairs of variant v.
 constexpr int SHARING = plan::TILES_PER_ACCUMULATOR;
 constexpr int ACCUMULATORS = (plan::WARP_TILES + SHARING - 1) / SHARING;
-constexpr int LIVE = (ACCUMULATORS + plan::PHASES - 1) / plan::PHASES;  // at once
+// The last tiles of all warps may be multiplied together, by tcgen05; the others are a warp's own.
+constexpr int ASYNC_TILES = plan::TENSOR_TILES + plan::MATRIX_TILES;
+constexpr int LONE_TILES = plan::WARP_TILES - ASYNC_TILES;
+constexpr int LONE_ACCUMULATORS = (LONE_TILES + SHARING - 1) / SHARING;
+static_assert(ASYNC_TILES == 0 || LONE_TILES % SHARING == 0,
+              "tiles that share an accumulator are multiplied in the same way");
+constexpr int LIVE = (LONE_ACCUMULATORS + plan::PHASES - 1) / plan::PHASES;  // at once
 constexpr int WHOLE_TILES = plan::WARP_TILES & ~1;  // in pairs of a warp's own
 constexpr int SLABS = plan::SLABS;
-constexpr int FRAGMENTS = plan::WARP_TILES * SLABS;
+constexpr int FRAGMENTS = LONE_TILES * SLABS;
 constexpr int AWAY_FRAGMENTS = plan::STREAMED_FRAGMENTS + plan::SHARED_FRAGMENTS;
 static_assert(plan::WARPGROUPS || SHARING * plan::COLUMNS <= (plan::QUANTISED ? 4 : 8),
               "an accumulator has four column pairs");
@@ -141,10 +147,10 @@ __device__ constexpr int away_place(int number) {  // streamed index, or STREAME
 // in each the first tile of every live accumulator, then the second ones; the last accumulator may
 // have fewer tiles.
 __device__ constexpr int fragment_position(int phase, int slab, int variant, int live) {
-  constexpr int LAST_TILES = plan::WARP_TILES - (ACCUMULATORS - 1) * SHARING;
+  constexpr int LAST_TILES = LONE_TILES - (LONE_ACCUMULATORS - 1) * SHARING;
   const bool last = phase == plan::PHASES - 1;
-  const int accumulators = last ? ACCUMULATORS - phase * LIVE : LIVE;
-  const int tiles = last ? plan::WARP_TILES - phase * LIVE * SHARING : LIVE * SHARING;
+  const int accumulators = last ? LONE_ACCUMULATORS - phase * LIVE : LIVE;
+  const int tiles = last ? LONE_TILES - phase * LIVE * SHARING : LIVE * SHARING;
   const int absent = last && variant > LAST_TILES ? variant - LAST_TILES : 0;
   return phase * LIVE * SHARING * SLABS + slab * tiles + variant * accumulators + live - absent;
 }

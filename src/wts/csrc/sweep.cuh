@@ -56,6 +56,7 @@ __device__ __forceinline__ void sweep_role(const WalkArgs& args, Shared& shared)
   ResidentWeights weights;
   Ring ring;
   if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.begin(args, shared);
+  fill_tensor_tiles(args, shared);
   load_register_fragments(args, weights);
   barrier_wait(&shared.weights_landed, 0);
   const int rounds = args.num_steps * plan::GROUPS;
@@ -66,6 +67,7 @@ __device__ __forceinline__ void sweep_role(const WalkArgs& args, Shared& shared)
     if constexpr (ONE_GROUP) work_behind_sweep(args, shared, round);
   }
   if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.end(shared);
+  end_tensor_memory(shared);
 }
 
 }  // namespace wts

@@ -28,6 +28,9 @@ __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
       (&shared.ring_readers[0][0])[place] = 0;
     }
   }
+#if WTS_TENSOR
+  for (int i = 0; i < plan::ASYNC_ACCUMULATORS; ++i) barrier_init(&shared.sums_made[i], 1);
+#endif
   shared.sequence = args.status->sequence;
   if constexpr (plan::SAMPLED) shared.noise_offset = static_cast<u32>(*args.noise_offset);
   shared.abandoned = 0;
@@ -124,6 +127,7 @@ extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
   using namespace wts;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared_memory());
   if (threadIdx.x == 0) prepare(args, shared);
+  begin_tensor_memory(shared);
   if constexpr (plan::SAMPLED) read_temperatures(args, shared);
   __syncthreads();
 

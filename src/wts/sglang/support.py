@@ -91,7 +91,7 @@ def why_not_version(version: str | None) -> Reason | None:
 
 
 def why_not_gpu(gpu: GpuSpec) -> Reason | None:
-    """Ask whether the kernel runs on this GPU."""
+    """Ask whether the kernel was run on this kind of GPU: a server takes nothing untried."""
     if gpu.is_hopper:
         return None
     major, minor = gpu.compute_capability
