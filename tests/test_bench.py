@@ -10,7 +10,7 @@ from functools import partial
 from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -23,7 +23,9 @@ from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
 from wts.bench.summary import render
 from wts.domino import DominoHead
 from wts.errors import DeviceError, InputError, PlanError
+from wts.planner import plan_residency
 from wts.reference import reference_walk
+from wts.walk import Walker
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
@@ -847,6 +849,43 @@ def test_equal_walks_pass_the_gate() -> None:
     assert checked(walk, batch=64, temperature=1.0) == 64 * 2
 
 
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("fault", ["", "token", "logits"])
+def test_walks_with_bf16_weights_are_followed(temperature: float, fault: str) -> None:
+    """A token where one only is allowed, and each step logit of sampled rows."""
+    case = HeadCase(vocab=VOCAB, rank=64, batch=4, temperature=temperature, steps=(16,))
+    made_of = gate.draw_head(case, device="cpu", seed=0)
+    plan = plan_residency(
+        made_of, "h200", batch=4, steps=16, sampled=temperature > 0, weights="bf16"
+    )
+    walker = Walker(made_of, plan, backend="emulator")
+
+    def walk(*args: Any, **kwargs: Any) -> torch.Tensor:
+        tokens = walker(*args, **kwargs)
+        if fault == "token":
+            tokens[2] = (tokens[2] + 1) % VOCAB
+        if fault == "logits" and temperature > 0:
+            kwargs["logits_out"][1, 3, 5] += 1.0
+        return tokens
+
+    def checked() -> int:
+        return gate.check_followed(
+            cast("gate.Walk", walk),
+            gate.emulator_of(walker),
+            gate.draw(
+                vocab=VOCAB, batch=4, steps=16, temperature=temperature, device="cpu", seed=1
+            ),
+            whole=False,
+            make_noise=head._make_noise,
+        )
+
+    if fault == "token" or (fault == "logits" and temperature > 0):
+        with pytest.raises(gate.WalkFault, match="tokens" if fault == "token" else "step logits"):
+            checked()
+    else:
+        assert checked() > 4 * 16 * 0.8
+
+
 @pytest.mark.parametrize("step", [0, 1, 15])
 @pytest.mark.parametrize("batch", [1, 4, 64])
 def test_a_wrong_token_is_caught(batch: int, step: int) -> None:
@@ -1011,6 +1050,17 @@ def test_a_run_of_a_head_that_reads_hidden_states(
     assert out.out.count(" tokens of") == 0
     assert out.err.count("tokens of wts equal the emulator's") == 2
     assert out.err.count("tokens of probe equal the emulator's") == 2
+
+
+def test_a_run_of_bf16_weights(
+    emulated: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    arguments = [*RECURRENT_SMALL, "--head", "markov,gated", "--weights", "bf16"]
+    assert head.main([*arguments, "--paths", "wts,step_torch", "--out", str(tmp_path)]) == 0
+    records = record.read(tmp_path / "h200" / "head.jsonl")
+    assert {line["weights"] for line in records} == {"bf16"}
+    assert {bool(line["plan"]) for line in records if line["path"] == "wts"} == {True}
+    assert capsys.readouterr().err.count("tokens of wts are the only ones allowed") == 4
 
 
 def test_a_head_may_be_one_of_several(emulated: pytest.MonkeyPatch, tmp_path: Path) -> None:

@@ -161,7 +161,7 @@ class TestAgainstTheFormula:
         """One addition after the other towards 0, or 16 products aligned to the largest and cut."""
         generator = torch.Generator().manual_seed(seed)
         weight = torch.randn(40, rank, generator=generator).bfloat16()
-        weight[0] = 1.0  # all errors one way
+        weight[0] = weight[0].abs()  # all errors one way
         latent = (torch.randn(1, rank, generator=generator).exp() * 3).bfloat16()
         order = torch.randperm(rank, generator=generator)
         products = (weight.double() * latent.double())[:, order]
@@ -336,6 +336,12 @@ class TestPlans:
             plan_of(head)
         with pytest.raises(PlanError, match="found bf16 weights"):
             Walker(head, plan_of(Shape(vocab=40, rank=64), base_type="fp32"), backend="emulator")
+
+    def test_more_than_a_sweep_can_hold_is_refused(self) -> None:
+        shape = Shape(vocab=248_320, rank=512)
+        assert plan_of(shape).warp_tiles * plan_of(shape).slabs == 480
+        with pytest.raises(PlanError, match="weights: wanted int8 where a warp has more than 640"):
+            plan_of(shape, blocks=40)
 
     def test_other_weights_and_other_gpus_are_refused(self) -> None:
         with pytest.raises(PlanError, match="weights: wanted one of int8, bf16, found 'int4'"):

@@ -95,6 +95,12 @@ class TestPlan:
         assert "batch 4" in out
         assert "resident 100.0%" in out
 
+    def test_of_bf16_weights(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("plan", "--vocab", 32000, "--gpu", "h200", "--weights", "bf16") == 0
+        out = capsys.readouterr().out
+        assert "V = 32000, r = 256, bf16" in out
+        assert "an estimate" in out, "no bf16 walk is among the measured ones"
+
     def test_fewer_blocks(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("plan", "--vocab", 32000, "--gpu", "H20", "--blocks", 50, "--steps", 7) == 0
         out = capsys.readouterr().out

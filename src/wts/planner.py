@@ -56,6 +56,7 @@ RING_UNITS = 6
 RING_FRAGMENTS = range(8, 17)
 BULK_RING_FRAGMENTS = 16
 LEAST_BULK_PLACES = 3
+MOST_BF16_FRAGMENTS = 640  # of a warp: the sweep of more takes the compiler minutes, and spills
 
 
 _CHOICES = {
@@ -271,6 +272,14 @@ def plan_residency(
         _check_bf16(head, shape, spec)
 
     unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type, weights)
+    fragments = unplaced.warp_tiles * unplaced.slabs
+    if weights == "bf16" and fragments > MOST_BF16_FRAGMENTS:
+        raise PlanError.mismatch(
+            "weights",
+            wanted=f"int8 where a warp has more than {MOST_BF16_FRAGMENTS} fragments",
+            found=f"bf16, {fragments} fragments",
+            fix="plan with weights='int8', or for a GPU with more co-resident blocks",
+        )
     there = spec.tensor_bytes_per_sm > 0 and has_product(spec.arch, weights)
     if tensor_memory and not there:
         raise PlanError.mismatch(

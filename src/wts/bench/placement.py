@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from wts.plan import ResidencyPlan
     from wts.walk import Walker
 
-__all__ = ["Placed", "placed_walker", "record_of", "sweep"]
+__all__ = ["Placed", "placed_walker", "record_of", "sweep", "sweep_plans"]
 
 _TIMEOUT_MS = 2000
 
@@ -62,22 +62,40 @@ def sweep(
     Raises:
         WalkFault: a walk gave other tokens than it must.
     """
+    from wts.planner import with_register_fragments
+
+    base = bench.plan_of(case, bench._head_of(case))
+    plans = [with_register_fragments(base, count) for count in fragments]
+    return sweep_plans(bench, case, plans, say)
+
+
+def sweep_plans(
+    bench: HeadBench, case: HeadCase, plans: Sequence[ResidencyPlan], say: Callable[[str], None]
+) -> list[Placed]:
+    """Gate and time a case under each of these plans for its head, all in turns.
+
+    Of `planner.with_choice`, for one: how the choices for registers, rings and loads ahead are
+    chosen.
+
+    Raises:
+        WalkFault: a walk gave other tokens than it must.
+    """
     from wts.bench import clock
     from wts.bench.head import _Ours, _walker_call
-    from wts.planner import with_register_fragments
 
     head = bench._head_of(case)
     base = bench.plan_of(case, head)
     inputs = {steps: bench._inputs(case, steps) for steps in case.steps}
     variants, made = {}, {}
-    for count in fragments:
-        walker, spilled = placed_walker(head, base, with_register_fragments(base, count))
+    for plan in plans:
+        walker, spilled = placed_walker(head, base, plan)
         ours = _Ours(walker=walker, head=head)
         bench.check(case, "wts", ours, whole=False)
+        count = plan.register_fragments
         say(f"{count} fragments in registers, {spilled} bytes spilled: tokens equal")
-        made[count] = (walker, spilled)
+        made[plan.hash] = (walker, spilled)
         for steps in case.steps:
-            variants[f"{count}@{steps}"] = _walker_call(inputs[steps], ours.walk)
+            variants[f"{plan.hash}@{steps}"] = _walker_call(inputs[steps], ours.walk)
     timings = clock.time_replays(
         clock.capture(variants), cache="cold", control=bench._control, rounds=bench._rounds
     )
@@ -89,9 +107,9 @@ def sweep(
             steps=steps,
             plan=walker.plan,
             spill_bytes=spilled,
-            timing=timings[f"{count}@{steps}"],
+            timing=timings[f"{name}@{steps}"],
         )
-        for count, (walker, spilled) in made.items()
+        for name, (walker, spilled) in made.items()
         for steps in case.steps
     ]
 

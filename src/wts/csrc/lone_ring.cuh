@@ -71,6 +71,10 @@ struct LaneSweeps {
 constexpr int STREAMED = plan::STREAMED_FRAGMENTS > 0 ? plan::STREAMED_FRAGMENTS : 1;
 constexpr int STREAMED_UNITS = RING * ((STREAMED + RING * UNIT - 1) / (RING * UNIT));
 
+static_assert(!BULK || (RING - 1) * (STREAMED / STREAMED_UNITS) >= plan::QUEUE_DEPTH - 1 ||
+                  plan::STREAMED_FRAGMENTS == 0,
+              "what is loaded ahead waits for no place that it keeps");
+
 // The first fragment of a unit, and the unit of a fragment.
 __device__ constexpr int unit_first(int unit) { return unit * STREAMED / STREAMED_UNITS; }
 __device__ constexpr int unit_of(int index) {
