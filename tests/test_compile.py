@@ -252,15 +252,15 @@ class TestKernel:
 
     @pytest.mark.parametrize("gpu", ["b200", "b300"])
     @pytest.mark.parametrize("sampled", [False, True])
-    @pytest.mark.parametrize("batch", [1, 2, 4, 8])
-    @pytest.mark.parametrize("vocab", [32_000, 151_936, 248_320])
+    @pytest.mark.parametrize("batch", [1, 4, 8])
+    @pytest.mark.parametrize("vocab", [151_936, 248_320])
     def test_of_bf16_weights_in_tensor_memory(
         self, vocab: int, batch: int, sampled: bool, gpu: str, cache: Path
     ) -> None:
         planned = plan_of(vocab, 256, batch, gpu=gpu, sampled=sampled, weights="bf16")
         plan = compile_fitting(planned).plan
         assert plan.arch == GPUS[gpu].arch
-        assert plan.tensor_tiles > 0 or vocab == 32_000
+        assert plan.tensor_tiles > 0
         check_kernel(plan, cache)
 
     @pytest.mark.parametrize(("kind", "state"), [("gated", 0), ("rnn", 256), ("domino", 1024)])
