@@ -87,7 +87,7 @@ class TestEveryPlan:
     @given(plans())
     def test_a_tile_adds_its_slabs_in_one_phase(self, plan: ResidencyPlan) -> None:
         """An accumulator does not outlive its phase, so a tile begins and ends in one."""
-        live = -(-plan.accumulators // plan.phases)
+        live = plan.live_accumulators
         tiles_of_a_phase = live * plan.tiles_per_accumulator
         phases = [tile // tiles_of_a_phase for tile, _ in plan.sweep_order()]
         assert phases == sorted(phases)
@@ -128,7 +128,7 @@ class TestEveryPlan:
     def test_counts_are_those_of_the_shard(self, plan: ResidencyPlan) -> None:
         counts = (plan.register_fragments, plan.shared_fragments, plan.streamed_fragments)
         assert min(counts) >= 0
-        assert sum(counts) == plan.warp_tiles * plan.row_bytes // SLAB_BYTES
+        assert sum(counts) == plan.lone_tiles * plan.row_bytes // SLAB_BYTES
 
     @given(plans())
     def test_shared_memory_is_within_the_limit(self, plan: ResidencyPlan) -> None:
