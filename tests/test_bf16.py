@@ -312,7 +312,7 @@ class TestPlans:
         part = plan_of(QWEN, batch=1)
         assert 0.5 < part.resident_share < 0.7
         assert part.tile_bytes == 8192
-        assert part.copied_together > 1
+        assert part.copied_together == 1 < plan_of(QWEN, batch=4).copied_together
         assert "r = 256, bf16, batch 1" in str(part)
         int8 = plan_of(QWEN, batch=1, weights="int8")
         assert part.hash != int8.hash
