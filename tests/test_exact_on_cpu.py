@@ -143,12 +143,13 @@ class TestContenders:
         return base.bfloat16(), anchor
 
     @pytest.mark.parametrize("batch", [1, 4, 8])
-    @pytest.mark.parametrize("where", ["one warp", "one block", "blocks", "two of each", "all"])
+    @pytest.mark.parametrize("where", ["one lane", "one warp", "one block", "blocks", "two of each", "all"])
     def test_of_every_kind(self, where: str, batch: int) -> None:
         plan = plan_of(self.head(0), batch=batch, blocks=self.BLOCKS)
         rows, own = plan.rows, plan.rows // plan.sweep_warps // 32 * 32
         assert plan.num_blocks == self.BLOCKS
         chosen = {
+            "one lane": [rows + 4, rows + 5, rows + 6, rows + 7],
             "one warp": [rows + 1, rows + 2, rows + 17, rows + 30],
             "one block": [rows + own * warp + 5 for warp in range(4)],
             "blocks": [3, rows + 7, 2 * rows + 11],

@@ -440,8 +440,8 @@ class ResidencyPlan:
 
     @property
     def candidates(self) -> int:
-        """What sweeping warps offer for a request: a row each, two where sampled or exact."""
-        return self.sweep_warps * (2 if self.sampled or self.exact else 1)
+        """What sweeping warps offer for a request: a row each, two where sampled, three where exact."""
+        return self.sweep_warps * (3 if self.exact else 2 if self.sampled else 1)
 
     @property
     def latent_slots(self) -> int:

@@ -191,7 +191,8 @@ struct ExactWarp : LatentWarp {
   }
 
   // Finds this block's best row by exact logits, among those whose bound is not below `least`, and
-  // publishes it. A warp of which two rows may have won has all its rows computed: more are not known.
+  // publishes it. A sweeping warp offers two rows, and how good a third may be: where that may have won, too,
+  // all rows of the warp are computed.
   __device__ __forceinline__ void publish_exact(int round, int column, int least) const {
     const int lane = lane_index(), first = static_cast<int>(blockIdx.x) * plan::ROWS;
     int candidate = NEVER;
@@ -199,22 +200,22 @@ struct ExactWarp : LatentWarp {
       candidate = shared.candidate_key[candidate_slot(round)][column][lane];
     const u32 close =
         __ballot_sync(0xffffffffu, candidate != NEVER && key_part(candidate) >= least);
-    u32 crowded = close >> plan::SWEEP_WARPS;
-    u32 alone = close & ~crowded & ((1u << plan::SWEEP_WARPS) - 1);
-    const u32 computed = __popc(alone) + __popc(crowded) * WARP_ROWS;
+    u32 crowded = close >> (2 * plan::SWEEP_WARPS);
+    u32 offered = close & ~(crowded << plan::SWEEP_WARPS | crowded) & ((1u << 2 * plan::SWEEP_WARPS) - 1);
+    const u32 computed = __popc(offered) + __popc(crowded) * WARP_ROWS;
     Found best;
     int at = 0;
 #pragma unroll 1
-    while ((alone | crowded) != 0) {
-      int warp = __ffs(static_cast<int>(alone != 0 ? alone : crowded)) - 1;
-      int row = warp_row(warp, at + share());
-      if (alone != 0) {
+    while ((offered | crowded) != 0) {
+      int place = __ffs(static_cast<int>(offered != 0 ? offered : crowded)) - 1;
+      int row = warp_row(place, at + share());
+      if (offered != 0) {
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i) {
-          if (i == share() && alone != 0) warp = __ffs(static_cast<int>(alone)) - 1;
-          alone &= alone - 1;
+          if (i == share() && offered != 0) place = __ffs(static_cast<int>(offered)) - 1;
+          offered &= offered - 1;
         }
-        row = compact_row(static_cast<u32>(__shfl_sync(0xffffffffu, candidate, warp)));
+        row = compact_row(static_cast<u32>(__shfl_sync(0xffffffffu, candidate, place)));
       } else if ((at += AT_ONCE) == WARP_ROWS) {
         at = 0;
         crowded &= crowded - 1;
