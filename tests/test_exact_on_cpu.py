@@ -143,7 +143,9 @@ class TestContenders:
         return base.bfloat16(), anchor
 
     @pytest.mark.parametrize("batch", [1, 4, 8])
-    @pytest.mark.parametrize("where", ["one lane", "one warp", "one block", "blocks", "two of each", "all"])
+    @pytest.mark.parametrize(
+        "where", ["one lane", "one warp", "one block", "blocks", "two of each", "all"]
+    )
     def test_of_every_kind(self, where: str, batch: int) -> None:
         plan = plan_of(self.head(0), batch=batch, blocks=self.BLOCKS)
         rows, own = plan.rows, plan.rows // plan.sweep_warps // 32 * 32

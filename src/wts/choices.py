@@ -39,8 +39,8 @@ class Choice:
 
 
 # bf16 weights, the most columns first: what compiles without spills; only one greedy request was
-# measured (docs/measured.md). Lone warps multiply for up to eight requests. A slab's operand is loaded
-# two slabs ahead: where much streams, the more weights stay the better.
+# measured (docs/measured.md). Lone warps multiply for up to eight requests. A slab's operand is
+# loaded two slabs ahead: where much streams, the more weights stay the better.
 BF16_CHOICES = {
     "greedy": (
         Choice("mma", 8, 38, 3, 5, (216, 72), 2, 2, 4),

@@ -440,7 +440,7 @@ class ResidencyPlan:
 
     @property
     def candidates(self) -> int:
-        """What sweeping warps offer for a request: a row each, two where sampled, three where exact."""
+        """What sweeping warps offer for a request: a row each; two if sampled, three if exact."""
         return self.sweep_warps * (3 if self.exact else 2 if self.sampled else 1)
 
     @property

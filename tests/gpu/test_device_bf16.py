@@ -29,7 +29,7 @@ from wts.walk import Walker
 INF = math.inf
 NAN = math.nan
 TEMPERATURES = (1.0, 0.0, 0.6, 2.0, NAN, 0.8, -1.0, 1e-5)
-STREAMING = [(30_011, 512, 8, batch) for batch in (1, 2, 4, 8, 16)] + [
+STREAMING = [(30_011, 512, 16, batch) for batch in (1, 2, 4, 8, 16)] + [
     (60_001, 256, 16, batch) for batch in (1, 2, 4, 8, 11)
 ]
 
