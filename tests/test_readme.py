@@ -81,3 +81,14 @@ def test_source_files_exist(document: Path) -> None:
             continue
         places = (ROOT / name, package / name, package / "bench" / name)
         assert any(place.exists() for place in places), name
+
+
+def test_the_minutes_of_the_tour_add_up() -> None:
+    text = (ROOT / "docs" / "tour.md").read_text(encoding="utf-8")
+    rooms = re.findall(
+        r"^## [^\n]*\((\d+) minutes\)\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL
+    )
+    totals = [int(total) for total, _ in rooms]
+    assert totals == [sum(map(int, re.findall(r"\((\d+)\s+min\)", room))) for _, room in rooms]
+    assert len(totals) == 5
+    assert sum(totals[:-1]) <= 90, "the path; the last are side rooms"
