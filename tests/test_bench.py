@@ -20,7 +20,7 @@ from hypothesis import strategies as st
 from wts.bench import baselines, clock, every, gate, head, parts, placement, record
 from wts.bench.baselines import WalkInputs, step_torch
 from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
-from wts.bench.summary import render
+from wts.bench.summary import render, render_short
 from wts.domino import DominoHead
 from wts.errors import DeviceError, InputError, PlanError
 from wts.planner import plan_residency
@@ -1272,6 +1272,37 @@ def test_the_table_of_other_heads_names_them_and_their_probes() -> None:
     widths = {row.count("|") for row in text.splitlines() if row.startswith("|")}
     assert len(widths) == 1
     assert "Domino without the product" in text
+
+
+def test_the_short_table_has_temperatures_side_by_side() -> None:
+    def lines(kind: str, batch: int, us: float, steps: int = 7, temperature: float = 0.0) -> Any:
+        paths = {"wts": us, "sglang": 4 * us, "step_torch": 5 * us}
+        if kind == "domino" and temperature:
+            del paths["sglang"]
+        return [
+            head_record(
+                head=kind, path=path, p50_us=t, p05_us=t, p95_us=t, B=batch, T=temperature, K=steps
+            )
+            for path, t in paths.items()
+        ]
+
+    markov = [*lines("markov", 2, 20.0), *lines("markov", 2, 30.0, temperature=1.0)]
+    markov += [*lines("markov", 1, 10.0), *lines("markov", 1, 99.0, steps=16)]
+    unpaired = lines("markov", 4, 50.0)[:1]
+    rows = render_short([*markov, *unpaired], source="x").splitlines()
+    assert rows[0].count("T = ") == 2
+    assert rows[2:4] == [
+        "| 151,936 | 1 | 10.0 | 40.0 | 4.0 x |  |  |  |",
+        "| 151,936 | 2 | 20.0 | 80.0 | 4.0 x | 30.0 | 120.0 | 4.0 x |",
+    ]
+    assert rows[4] == ""
+    assert rows[5].startswith("K = 7 steps. Medians")
+    domino = lines("domino", 1, 15.0, temperature=1.0)
+    rows = render_short([*markov, *domino], source="x").splitlines()
+    assert rows[4] == "| domino | 151,936 | 1 |  |  |  | 15.0 |  |  |"
+    assert len({row.count("|") for row in rows if row.startswith("|")}) == 1
+    with pytest.raises(InputError, match="name one of 7, 16"):
+        render_short(markov, source="x", steps=5)
 
 
 def test_a_case_that_fails_its_gate_is_not_timed(

@@ -15,6 +15,7 @@ from safetensors.torch import save_file
 from drafters import head_tensors, write_drafter, write_target
 from strategies import KINDS, hidden_states, recurrent_head
 from wts import cli, demo, doctor
+from wts.bench.summary import render_file
 from wts.cells import RecurrentHead
 from wts.domino import DominoHead
 from wts.errors import CompileError, DeviceError
@@ -71,7 +72,7 @@ def error_line(capsys: pytest.CaptureFixture[str]) -> str:
 
 
 class TestParser:
-    @pytest.mark.parametrize("arguments", [[], ["fly"], ["plan"], ["walk"], ["bench"]])
+    @pytest.mark.parametrize("arguments", [["fly"], ["plan"], ["walk"], ["bench", "fly"]])
     def test_misuse_is_status_2(self, arguments: list[str]) -> None:
         with pytest.raises(SystemExit) as caught:
             run(*arguments)
@@ -100,6 +101,12 @@ class TestPlan:
         out = capsys.readouterr().out
         assert "V = 32000, r = 256, bf16" in out
         assert "an estimate" in out, "no bf16 walk is among the measured ones"
+
+    def test_of_exact_walks(self, capsys: pytest.CaptureFixture[str]) -> None:
+        assert run("plan", "--vocab", 32000, "--gpu", "h200", "--exact") == 0
+        assert "greedy, exact, on h200" in capsys.readouterr().out
+        assert run("plan", "--vocab", 32000, "--gpu", "h200", "--exact", "--sampled") == 2
+        assert "exact" in error_line(capsys)
 
     def test_fewer_blocks(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("plan", "--vocab", 32000, "--gpu", "H20", "--blocks", 50, "--steps", 7) == 0
@@ -184,6 +191,22 @@ class TestWalk:
             "plan": plan.hash,
             "clamped_anchors": 0,
         }
+
+    def test_an_exact_walk(
+        self,
+        head: MarkovHead,
+        base_logits: torch.Tensor,
+        drafter: Path,
+        logits_file: Path,
+        capsys: pytest.CaptureFixture[str],
+    ) -> None:
+        command = ("walk", "--head", drafter, "--base-logits", logits_file, "--anchor", 7, 202)
+        assert run(*command, "--backend", "emulator", "--exact") == 0
+        plan = plan_residency(head, "h200", batch=2, steps=5, exact=True)
+        found = json.loads(capsys.readouterr().out)
+        assert found["plan"] == plan.hash
+        wanted = Walker(head, plan, backend="reference")(base_logits, torch.tensor([7, 202]))
+        assert found["tokens"] == wanted.tolist()
 
     @pytest.mark.parametrize("kind", KINDS)
     @pytest.mark.parametrize("backend", ["emulator", "reference"])
@@ -552,6 +575,37 @@ class TestBench:
             run("bench", "head", "--help")
         assert caught.value.code == 0
         assert "usage: wts bench head" in capsys.readouterr().out
+
+    @pytest.mark.parametrize(
+        ("arguments", "shown"),
+        [
+            ([], ["demo", "plan", "walk", "fidelity", "doctor", "bench", "plot"]),
+            (["bench"], ["head", "all", "serving", "table"]),
+        ],
+    )
+    def test_without_a_subcommand_they_are_listed(
+        self, arguments: list[str], shown: list[str], capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert run(*arguments) == 2
+        out, misuse = capsys.readouterr()
+        assert out == ""
+        with pytest.raises(SystemExit) as caught:
+            run(*arguments, "--help")
+        assert caught.value.code == 0
+        assert capsys.readouterr().out == misuse
+        for name in shown:
+            assert f"\n    {name} " in misuse
+
+    def test_the_table_is_short_or_whole(self, capsys: pytest.CaptureFixture[str]) -> None:
+        file = Path(__file__).parents[1] / "benchmarks/results/h200/head.jsonl"
+        assert run("bench", "table", file) == 0
+        short = capsys.readouterr().out
+        assert short == render_file(file) + "\n"
+        assert run("bench", "table", "--every-point", file) == 0
+        assert capsys.readouterr().out == render_file(file, every_point=True) + "\n"
+        with pytest.raises(SystemExit) as caught:
+            run("bench", "table")
+        assert caught.value.code == 2
 
     def test_serving_has_options_of_its_own(self, capsys: pytest.CaptureFixture[str]) -> None:
         with pytest.raises(SystemExit):

@@ -254,8 +254,11 @@ def test_the_command_prints_and_writes_a_report(
     inputs = save_inputs(tmp_path / "i.safetensors", head)
     out = tmp_path / "out"
     assert main(["fidelity", str(folder), "--inputs", str(inputs), "--out", str(out)]) == 0
-    printed = json.loads(capsys.readouterr().out)
+    text, progress = capsys.readouterr()
+    printed = json.loads(text)
     assert printed == json.loads((out / "fidelity.json").read_text())
+    for line in fidelity.summary(printed):
+        assert f"] {line}\n" in progress
     assert printed["inputs"]["kind"] == "recorded"
     assert (out / "fidelity.png").stat().st_size > 1000
     # Where there is no matplotlib the numbers are there all the same.
@@ -268,6 +271,20 @@ def test_the_command_prints_and_writes_a_report(
     printed = json.loads(capsys.readouterr().out)
     assert printed["inputs"]["kind"] == "random"
     assert printed["steps"]["num_steps"] == 6
+
+
+def test_a_report_in_two_lines() -> None:
+    steps = {
+        "num_steps": 40,
+        "flip_rate": {"int8": 0.025, "e4m3": 0.1},
+        "flips_where_decided": 3,
+    }
+    report = {"weights": {"error": {"int8": 0.005, "e4m3": 0.02}}, "steps": steps}
+    rows, tokens = fidelity.summary(report)
+    assert "0.50% in int8, 2.00% in E4M3" in rows
+    assert "40 steps: 2.50% by int8, 10.00% by E4M3; 3 by int8 beyond its bound" in tokens
+    none = fidelity.summary({**report, "steps": {"num_steps": 0}})
+    assert none == (rows, "no step that the head has a part in")
 
 
 def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -36,6 +36,11 @@ _STATE_SIZE = 1024  # of published Domino heads
 _HIDDEN_SIZE = 2560  # of Qwen3-4B
 _RESULTS = Path("benchmarks/results/h200")
 _FIGURES = Path("benchmarks/figures")
+_BENCHES = {
+    "head": "walks of a head beside step-wise execution, compared and then timed",
+    "all": "everything that figures need of one GPU, in stages, resumable",
+    "serving": "rounds of an SGLang server, with and without walks",
+}
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,15 +69,19 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="wts",
-        description="Weights That Stay: a drafter's serial head walked in one GPU launch.",
+        description="Weights That Stay: a drafter's serial head walked in one GPU launch. Every "
+        "command has --help; plan, walk with --backend emulator, fidelity and plot need no GPU.",
     )
     parser.add_argument("--version", action="version", version=f"wts {_version()}")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    parser.set_defaults(run=_list_commands(parser))
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
 
     demo = commands.add_parser("demo", help="the main job on whatever this machine has")
     demo.add_argument("--batch", type=int, default=1, metavar="B", help="requests (default 1)")
     demo.add_argument("--steps", type=int, default=16, metavar="K", help="steps (default 16)")
-    demo.add_argument("--head", type=Path, metavar="DIR", help="a drafter, not a random head")
+    demo.add_argument(
+        "--head", type=Path, metavar="DIR", help="a Markov drafter's folder: no random head"
+    )
     demo.set_defaults(run=_demo)
 
     plan = commands.add_parser("plan", help="show which weights live where")
@@ -95,6 +104,9 @@ def _parser() -> argparse.ArgumentParser:
     plan.add_argument("--sampled", action="store_true", help="plan for temperatures above 0")
     plan.add_argument(
         "--weights", choices=WEIGHT_TYPES, default="int8", help="of the projection, default int8"
+    )
+    plan.add_argument(
+        "--exact", action="store_true", help="plan for tokens of the unquantised head, greedy"
     )
     plan.add_argument(
         "--tensor-memory",
@@ -138,6 +150,11 @@ def _parser() -> argparse.ArgumentParser:
         help="what the projection is kept as: int8 (default), or bf16 as a bf16 head has it",
     )
     walk.add_argument(
+        "--exact",
+        action="store_true",
+        help="int8 finds the best rows, the head's own bf16 weights decide among them",
+    )
+    walk.add_argument(
         "--fallback", action="store_true", help="let auto use the emulator where there is no GPU"
     )
     walk.add_argument("--gpu", help=f"plan for {_GPU_NAMES}; tokens do not depend on it")
@@ -175,19 +192,18 @@ def _parser() -> argparse.ArgumentParser:
     doctor = commands.add_parser("doctor", help="say what this machine can run, and why not")
     doctor.set_defaults(run=_doctor)
 
-    bench = commands.add_parser("bench", help="measure", add_help=False)
-    bench.add_argument(
-        "what",
-        choices=["head", "all", "serving", "table"],
-        help="head: walks of a head; all: what figures need, resumable; "
-        "serving: rounds of a server; table FILE: the README's table of a results file",
-    )
-    bench.add_argument(
-        "options",
-        nargs=argparse.REMAINDER,
-        help="see wts bench head --help, wts bench serving --help",
-    )
-    bench.set_defaults(run=_bench)
+    bench = commands.add_parser("bench", help="measure: head, all, serving, table")
+    bench.set_defaults(run=_list_commands(bench))
+    benches = bench.add_subparsers(dest="what", metavar="WHAT")
+    for what, meant in _BENCHES.items():
+        # Options are the benchmark's own, which parses them: nothing here is an option's prefix.
+        own = benches.add_parser(what, help=meant, add_help=False, prefix_chars="\0")
+        own.add_argument("options", nargs="*")
+        own.set_defaults(run=_bench)
+    table = benches.add_parser("table", help="the README's table of a results file")
+    table.add_argument("files", nargs="+", type=Path, metavar="FILE", help="a head.jsonl")
+    table.add_argument("--every-point", action="store_true", help="the table of docs/benchmarks.md")
+    table.set_defaults(run=_bench_table)
 
     plot = commands.add_parser("plot", help="draw what was measured, as SVG and PNG")
     plot.add_argument(
@@ -195,14 +211,24 @@ def _parser() -> argparse.ArgumentParser:
         type=Path,
         default=_RESULTS,
         metavar="DIR",
-        help=f"records of one GPU, default {_RESULTS}",
+        help=f"records of one GPU, default {_RESULTS} of this project's clone",
     )
     plot.add_argument(
         "--out", type=Path, metavar="DIR", help=f"default {_FIGURES}/<name of the results folder>"
     )
-    plot.add_argument("--figures", metavar="NAME,..", help="default: all that the records allow")
+    plot.add_argument("--figures", metavar="NAME,..", help="some only; a wrong name lists them")
     plot.set_defaults(run=_plot)
     return parser
+
+
+def _list_commands(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
+    """What a command without its subcommand does: it shows them, as misuse."""
+
+    def show(_: argparse.Namespace) -> int:
+        parser.print_help(sys.stderr)
+        return 2
+
+    return show
 
 
 def _version() -> str:
@@ -257,6 +283,7 @@ def _plan(args: argparse.Namespace) -> int:
         steps=args.steps,
         sampled=args.sampled,
         weights=args.weights,
+        exact=args.exact,
         tensor_memory=True if args.tensor_memory else None,
     )
     print(plan)
@@ -301,6 +328,7 @@ def _walk(args: argparse.Namespace) -> int:
         steps=base_logits.shape[1],
         base_type=NUMBER_TYPE_OF[base_logits.dtype],
         weights=args.weights,
+        exact=args.exact,
     )
     say("packing the head" + ("" if args.backend in ("emulator", "reference") else ", compiling"))
     walker = Walker(head, plan, backend=args.backend, fallback=args.fallback)
@@ -424,6 +452,8 @@ def _fidelity(args: argparse.Namespace) -> int:
             draw_fidelity(report, args.out / "fidelity.png")
         except InputError as error:  # the numbers are there all the same
             say(f"no figure: {error}")
+    for line in fidelity.summary(report):
+        say(line)
     print(json.dumps(report))
     return 0
 
@@ -437,13 +467,15 @@ def _doctor(args: argparse.Namespace) -> int:
     return 0
 
 
-def _bench(args: argparse.Namespace) -> int:
-    if args.what == "table":
-        from wts.bench.summary import render_file
+def _bench_table(args: argparse.Namespace) -> int:
+    from wts.bench.summary import render_file
 
-        for name in args.options:
-            print(render_file(Path(name)))
-        return 0
+    for path in args.files:
+        print(render_file(path, every_point=args.every_point))
+    return 0
+
+
+def _bench(args: argparse.Namespace) -> int:
     if args.what == "serving":
         from wts.bench import serving
 

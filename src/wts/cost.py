@@ -91,7 +91,7 @@ class Cost:
         judge_us: of a step, all groups.
         exchange_us: of a step; 0 where groups hide it.
         measured_kind: whether the constants come from this kind of GPU and of weights.
-        latent_free: whether the head's latents cost extra that is not predicted.
+        left_out: what costs extra that is not predicted: latents, exact logits.
         assumptions: what is taken for granted where no walk was ever run, one sentence each.
     """
 
@@ -103,7 +103,7 @@ class Cost:
     judge_us: float
     exchange_us: float
     measured_kind: bool
-    latent_free: bool
+    left_out: tuple[str, ...]
     assumptions: tuple[str, ...] = ()
 
     @property
@@ -125,7 +125,8 @@ def predict(plan: ResidencyPlan, spec: GpuSpec, constants: Constants | None = No
     """Predict the times of a plan.
 
     Args:
-        plan: of a head; what latents of heads that read hidden states cost is left out.
+        plan: of a head; what latents of heads that read hidden states cost is left out, and what
+            exact logits do.
         spec: the GPU that it was made for; unknown rates are those of its kind in `GPUS`.
         constants: the committed ones by default.
 
@@ -192,7 +193,7 @@ def predict(plan: ResidencyPlan, spec: GpuSpec, constants: Constants | None = No
         measured_kind=plan.quantised
         and kind == CALIBRATED
         and spec.max_blocks == GPUS[CALIBRATED].max_blocks,
-        latent_free=plan.kind != "markov",
+        left_out=("latents",) * (plan.kind != "markov") + ("exact logits",) * plan.exact,
         assumptions=_assumptions(plan, given),
     )
 
@@ -228,8 +229,8 @@ def _kind_of(spec: GpuSpec) -> str | None:
 
 def cost_line(cost: Cost, gpu: str, batch: int) -> str:
     """The prediction as one line, for people; below it a line for each assumption."""
-    kind = "a measured kind of GPU" if cost.measured_kind else "an estimate, no such GPU measured"
-    extra = "; what latents cost is not in it" if cost.latent_free else ""
+    kind = "a measured kind of GPU" if cost.measured_kind else "an estimate, none such was measured"
+    extra = f"; what {' and '.join(cost.left_out)} cost is not in it" if cost.left_out else ""
     return (
         f"predicted: entry {cost.entry_us:.1f} us + {cost.step_us:.2f} us a step on {gpu} "
         f"(L2 cold, batch {batch}; {kind}{extra})"

@@ -27,7 +27,15 @@ from wts.progress import Say
 from wts.reference import select_greedy, step_logits
 from wts.weights import DTYPES
 
-__all__ = ["CROSSOVER", "Inputs", "draw_inputs", "examine", "quantise_e4m3", "read_inputs"]
+__all__ = [
+    "CROSSOVER",
+    "Inputs",
+    "draw_inputs",
+    "examine",
+    "quantise_e4m3",
+    "read_inputs",
+    "summary",
+]
 
 E4M3_LARGEST = 448.0
 CROSSOVER = 32.0 / E4M3_LARGEST
@@ -286,6 +294,25 @@ class _Rounded:
     levels: torch.Tensor
     scale: torch.Tensor
     e4m3: torch.Tensor
+
+
+def summary(report: Mapping[str, Any]) -> tuple[str, ...]:
+    """What matters most of a report, in two lines of text.
+
+    Args:
+        report: of `examine`.
+    """
+    error, steps = report["weights"]["error"], report["steps"]
+    rows = (
+        f"error of weights by their size: {error['int8']:.2%} in int8, {error['e4m3']:.2%} in E4M3"
+    )
+    if not steps["num_steps"]:
+        return rows, "no step that the head has a part in"
+    rate = steps["flip_rate"]
+    return rows, (
+        f"tokens turned, of {steps['num_steps']} steps: {rate['int8']:.2%} by int8, "
+        f"{rate['e4m3']:.2%} by E4M3; {steps['flips_where_decided']} by int8 beyond its bound"
+    )
 
 
 def _examine_steps(head: AnyHead, inputs: Inputs, say: Say) -> dict[str, Any]:
