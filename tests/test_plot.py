@@ -205,7 +205,7 @@ class TestFigures:
         assert "no record yet" in texts(footprint(results(head=head)))
 
     def test_model_states_its_error(self, committed: Results) -> None:
-        assert "72 complete calls: mean error 3.7%" in texts(model(committed))
+        assert "72 complete calls: mean error 3.6%" in texts(model(committed))
 
 
 def test_what_is_missing_is_said_in_a_line(tmp_path: Path) -> None:
