@@ -23,10 +23,15 @@ _Point = tuple[Any, ...]  # head, V, B, T, K
 
 
 class _Run:
-    """The cold points of the latest run: ratios are taken within one run only."""
+    """The cold points of the latest run: ratios are taken within one run only.
+
+    Of int8 walks; of those with Markov heads in it, if there are any.
+    """
 
     def __init__(self, records: Sequence[Record]) -> None:
-        self.last = max(records, key=lambda record: str(record["time"]))
+        quantised = [record for record in records if record["weights"] == "int8"]
+        markov = [record for record in quantised if record["head"] == "markov"]
+        self.last = max(markov or quantised, key=lambda record: str(record["time"]))
         run = [r for r in records if r["run_id"] == self.last["run_id"] and r["cache"] == "cold"]
         self.times: dict[_Point, float] = {
             (str(r["head"]), r["V"], r["B"], r["T"], r["K"], r["path"]): float(str(r["p50_us"]))

@@ -66,8 +66,13 @@ def load(folder: Path) -> Results:
     return Results(
         gpu=folder.resolve().name,
         digest=digest,
-        records={path.stem: read(path) if path in found else [] for path in paths},
+        records={path.stem: _quantised(read(path)) if path in found else [] for path in paths},
     )
+
+
+def _quantised(records: Sequence[Record]) -> list[Record]:
+    """Those of int8 weights: figures show no others."""
+    return [record for record in records if record["weights"] == "int8"]
 
 
 def number(record: Record, name: str) -> float:
