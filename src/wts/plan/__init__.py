@@ -1,8 +1,24 @@
-"""Which rows of the vocabulary projection live where on the chip, and every size that follows."""
+"""Which rows of the vocabulary projection live where on the chip, and every size that follows.
+
+The plan is the only author of sizes: it renders the constants that the kernel is compiled with
+(`ResidencyPlan.render_header`), tells packing how rows become tiles, and tells the emulator which
+rows a block owns. How one is made is in `planner`. Pure integers; no torch.
+
+Rows come in tiles of 16, tiles in pairs of 32 consecutive tokens. A block owns a shard: a run of
+`rows` consecutive tokens; each of its sweeping warps owns `warp_tiles` tiles of it. On Blackwell
+the last of them may be multiplied by tcgen05, one of every warp together, from tensor memory or
+from shared memory, while warps multiply their others.
+
+`residency` has the plan and its sizes; `sweep` the order of fragments and their places, `layout`
+shared memory, `header` what is rendered for the kernel, `ledger` what is printed. Others import
+from here.
+"""
 
 from __future__ import annotations
 
-from wts.plan.residency import (
+from wts.plan.layout import shared_layout
+from wts.plan.residency import ResidencyPlan
+from wts.plan.units import (
     EXACT_ROWS,
     FRAGMENT_BYTES,
     LEAST_TEMPERATURE,
@@ -12,8 +28,7 @@ from wts.plan.residency import (
     TILES_JUDGED,
     WARPGROUP,
     Instruction,
-    ResidencyPlan,
-    shared_layout,
+    Place,
 )
 
 __all__ = [
@@ -26,6 +41,7 @@ __all__ = [
     "TILE_ROWS",
     "WARPGROUP",
     "Instruction",
+    "Place",
     "ResidencyPlan",
     "shared_layout",
 ]
