@@ -360,7 +360,7 @@ class HeadBench:
 
         plan = self.plan_of(case, head, exact=path == "wts_exact")
         if path == "wts_streaming":
-            from wts.planner import streaming_plan
+            from wts.variants import streaming_plan
 
             plan = streaming_plan(plan)
         # The plan of a Walker may be another: the compiler may want one with fewer registers.

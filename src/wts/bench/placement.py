@@ -62,7 +62,7 @@ def sweep(
     Raises:
         WalkFault: a walk gave other tokens than it must.
     """
-    from wts.planner import with_register_fragments
+    from wts.variants import with_register_fragments
 
     base = bench.plan_of(case, bench._head_of(case))
     plans = [with_register_fragments(base, count) for count in fragments]
@@ -74,7 +74,7 @@ def sweep_plans(
 ) -> list[Placed]:
     """Gate and time a case under each of these plans for its head, all in turns.
 
-    Of `planner.with_choice`, for one: how the choices for registers, rings and loads ahead are
+    Of `variants.with_choice`, for one: how the choices for registers, rings and loads ahead are
     chosen.
 
     Raises:
