@@ -1227,7 +1227,7 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
         def check(self) -> None:
             pass
 
-    monkeypatch.setattr(import_module("wts.walk"), "_DeviceWalk", Traced)
+    monkeypatch.setattr(import_module("wts.launch"), "DeviceWalk", Traced)
 
     class Stand(SimpleNamespace):
         def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:

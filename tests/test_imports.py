@@ -25,6 +25,7 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("exact", "choices", "placement"),
     ("planner", "pack", "noise", "reading", "bounds"),
     ("variants", "reference", "emulator", "compile", "cost"),
+    ("launch", "inputs"),
     ("walk", "follow"),
     ("walkers",),
     ("bench", "sglang", "doctor", "fidelity", "figures"),

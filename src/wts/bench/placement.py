@@ -45,11 +45,12 @@ def placed_walker(head: AnyHead, base: ResidencyPlan, plan: ResidencyPlan) -> tu
     """
     import torch
 
-    from wts.walk import Walker, _DeviceWalk
+    from wts.launch import DeviceWalk
+    from wts.walk import Walker
 
     walker = Walker(head, base, backend="device")
     device = torch.device("cuda", torch.cuda.current_device())
-    exact = _DeviceWalk(head, plan, device, _TIMEOUT_MS, spills=True)
+    exact = DeviceWalk(head, plan, device, _TIMEOUT_MS, spills=True)
     walker._device_walk, walker.plan = exact, plan
     return walker, exact.spill_bytes
 
