@@ -296,7 +296,7 @@ class DeviceWalk:
             driver_call(driver.cuCtxPopCurrent(), "leaving the context")
 
     def read_status(self) -> list[int]:
-        """Wait for the walks so far; the status words in the order of `struct Status` of csrc/exchange.cuh."""
+        """Wait for the walks so far; the words of `struct Status` (csrc/exchange.cuh)."""
         torch.cuda.synchronize(self.device)
         return cast("list[int]", self.status.cpu().tolist())
 

@@ -13,7 +13,7 @@ from wts.bench.cases import HeadCase
 
 if TYPE_CHECKING:
     from wts.bench.clock import Timing
-    from wts.bench.head import HeadBench
+    from wts.bench.head_run import HeadBench
     from wts.bench.record import Environment
     from wts.cells import AnyHead
     from wts.plan import ResidencyPlan
@@ -82,7 +82,7 @@ def sweep_plans(
         WalkFault: a walk gave other tokens than it must.
     """
     from wts.bench import clock
-    from wts.bench.head import _Ours, _walker_call
+    from wts.bench.head_run import Ours, walker_call
 
     head = bench._head_of(case)
     base = bench.plan_of(case, head)
@@ -90,13 +90,13 @@ def sweep_plans(
     variants, made = {}, {}
     for plan in plans:
         walker, spilled = placed_walker(head, base, plan)
-        ours = _Ours(walker=walker, head=head)
+        ours = Ours(walker=walker, head=head)
         bench.check(case, "wts", ours, whole=False)
         count = plan.register_fragments
         say(f"{count} fragments in registers, {spilled} bytes spilled: tokens equal")
         made[plan.hash] = (walker, spilled)
         for steps in case.steps:
-            variants[f"{plan.hash}@{steps}"] = _walker_call(inputs[steps], ours.walk)
+            variants[f"{plan.hash}@{steps}"] = walker_call(inputs[steps], ours.walk)
     timings = clock.time_replays(
         clock.capture(variants), cache="cold", control=bench._control, rounds=bench._rounds
     )
