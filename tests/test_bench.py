@@ -17,7 +17,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wts.bench import baselines, clock, every, gate, head, parts, placement, record
+from wts.bench import (
+    baselines,
+    clock,
+    every,
+    gate,
+    head,
+    head_run,
+    head_table,
+    parts,
+    placement,
+    record,
+)
 from wts.bench.baselines import WalkInputs, step_torch
 from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
 from wts.bench.summary import render, render_short
@@ -876,7 +887,7 @@ def test_walks_with_bf16_weights_are_followed(temperature: float, fault: str) ->
                 vocab=VOCAB, batch=4, steps=16, temperature=temperature, device="cpu", seed=1
             ),
             whole=False,
-            make_noise=head._make_noise,
+            make_noise=head_run.make_noise,
         )
 
     if fault == "token" or (fault == "logits" and temperature > 0):
@@ -1227,7 +1238,7 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
         def check(self) -> None:
             pass
 
-    monkeypatch.setattr(import_module("wts.walk"), "_DeviceWalk", Traced)
+    monkeypatch.setattr(import_module("wts.launch"), "DeviceWalk", Traced)
 
     class Stand(SimpleNamespace):
         def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -1365,8 +1376,8 @@ def test_sglang_left_out_says_why_and_asked_for_by_name_fails(
 
 
 def test_the_table_shows_ratios_goals_and_slopes() -> None:
-    def row(path: str, steps: int, us: float) -> head.Measured:
-        return head.Measured(
+    def row(path: str, steps: int, us: float) -> head_table.Measured:
+        return head_table.Measured(
             point=Point(vocab=151_936, batch=1, steps=steps, temperature=0.0),
             rank=256,
             path=path,
@@ -1384,12 +1395,12 @@ def test_the_table_shows_ratios_goals_and_slopes() -> None:
         row("probe", 16, 33.5),
     ]
     rows += [row("sglang", 7, 216.0), row("sglang", 16, 486.0)]
-    text = head.table(rows, gpu="h200")
+    text = head_table.table(rows, gpu="h200")
     ours = [line.split() for line in text.splitlines() if " wts " in line]
     assert ours[0][-4:] == ["8.00", "x", "8", "x"]
     assert ours[1][-4:] == ["10.80", "x", "11.5", "x"]
     assert ours[2][-4:] == ["2.000", "13.00", "1.33", "x"]
-    assert "11.5 x" not in head.table(rows, gpu="h100")
+    assert "11.5 x" not in head_table.table(rows, gpu="h100")
 
 
 def test_product_cases_put_the_largest_batch_first() -> None:
@@ -1474,7 +1485,7 @@ def test_all_measures_every_stage(all_small: pytest.MonkeyPatch, tmp_path: Path)
 def test_all_goes_on_where_it_was_stopped(
     all_small: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = head.HeadBench.measure
+    real = head_run.HeadBench.measure
 
     def stopped(self: Any, case: Any, say: Any) -> Any:
         if case.head == "gated":
@@ -1482,7 +1493,7 @@ def test_all_goes_on_where_it_was_stopped(
         return real(self, case, say)
 
     with all_small.context() as patched:
-        patched.setattr(head.HeadBench, "measure", stopped)
+        patched.setattr(head_run.HeadBench, "measure", stopped)
         with pytest.raises(KeyboardInterrupt):
             every.main(["--out", str(tmp_path), "--run-id", "one"])
     before = measured_points(tmp_path, "head")
@@ -1513,7 +1524,7 @@ def test_all_begins_anew_where_something_else_is_measured(tmp_path: Path) -> Non
 def test_all_keeps_what_a_failing_case_leaves_and_tries_it_again(
     all_small: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = head.HeadBench.measure
+    real = head_run.HeadBench.measure
 
     def failing(self: Any, case: Any, say: Any) -> Any:
         if (case.head, case.batch) == ("gated", 2):
@@ -1521,7 +1532,7 @@ def test_all_keeps_what_a_failing_case_leaves_and_tries_it_again(
         return real(self, case, say)
 
     with all_small.context() as patched:
-        patched.setattr(head.HeadBench, "measure", failing)
+        patched.setattr(head_run.HeadBench, "measure", failing)
         assert every.main(["--out", str(tmp_path), "--run-id", "one"]) == 1
     out = capsys.readouterr()
     assert "FAILED heads: gated" in out.out

@@ -23,8 +23,8 @@ from wts.cells import RecurrentHead
 from wts.domino import DominoHead
 from wts.heads import MarkovHead, NumberType
 from wts.noise import Noise
-from wts.planner import streaming_plan, with_async_tiles
 from wts.recurrent import GatedHead, RnnHead
+from wts.variants import streaming_plan, with_async_tiles
 from wts.walk import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

@@ -22,8 +22,9 @@ from wts.domino import DominoHead
 from wts.emulator import Emulator
 from wts.noise import Noise
 from wts.plan import ResidencyPlan
-from wts.planner import plan_residency, with_async_tiles
+from wts.planner import plan_residency
 from wts.recurrent import GatedHead, RnnHead
+from wts.variants import with_async_tiles
 from wts.walk import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from drafters import W1, W2, head_tensors, write_config, write_drafter
-from wts.checkpoint import D2tReading, draft_map, read_config
+from wts.checkpoint import read_config
+from wts.draft_ids import D2tReading, draft_map
 from wts.errors import CheckpointError, HeadError
 from wts.heads import RANKS, Head, MarkovHead
 

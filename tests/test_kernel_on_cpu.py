@@ -21,11 +21,7 @@ from simulator import Simulator
 from strategies import silent_head
 from wts.heads import DTYPE_OF, MarkovHead, NumberType
 from wts.noise import Noise
-from wts.planner import (
-    streaming_plan,
-    with_async_tiles,
-    with_register_fragments,
-)
+from wts.variants import streaming_plan, with_async_tiles, with_register_fragments
 from wts.walk import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")

@@ -21,14 +21,8 @@ from wts.errors import DeviceError, PlanError
 from wts.heads import RANKS, MarkovHead
 from wts.numbers import NUMBER_TYPES
 from wts.plan import FRAGMENT_BYTES, SLAB_BYTES, TILE_ROWS, ResidencyPlan, shared_layout
-from wts.planner import (
-    Shape,
-    plan_residency,
-    streaming_plan,
-    with_fewer_registers,
-    with_lone_warps,
-    with_register_fragments,
-)
+from wts.planner import Shape, plan_residency, with_fewer_registers, with_lone_warps
+from wts.variants import streaming_plan, with_register_fragments
 
 QWEN = Shape(vocab=151_936, rank=256)
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import wts.launch
 import wts.walk
 from strategies import anchors, base_logits, heads, hopper, silent_head, successor_head
 from wts.device import gpu_spec
@@ -495,8 +496,8 @@ class TestWithoutAGpu:
         def no_device(*arguments: object, **named: object) -> None:
             raise error
 
-        monkeypatch.setattr(wts.walk, "_cuda_device", lambda device: torch.device("cpu"))
-        monkeypatch.setattr(wts.walk, "_DeviceWalk", no_device)
+        monkeypatch.setattr(wts.walk, "cuda_device", lambda device: torch.device("cpu"))
+        monkeypatch.setattr(wts.walk, "DeviceWalk", no_device)
         head = silent_head(5)
         plan = plan_residency(head, "h200")
         assert Walker(head, plan, fallback=True).backend == "emulator"
@@ -568,7 +569,7 @@ class TestOnAnotherGpu:
         monkeypatch.setattr(
             torch.cuda, "get_device_capability", lambda device: spec.compute_capability
         )
-        monkeypatch.setattr(wts.walk, "compile_fitting", compiled)
+        monkeypatch.setattr(wts.launch, "compile_fitting", compiled)
         head = silent_head(5)
         with pytest.raises(DeviceError, match="far enough"):
             Walker(head, plan_residency(head, spec))
@@ -587,5 +588,5 @@ def test_every_refusal_is_a_walk_error() -> None:
 
 def test_the_first_sequence_is_nobodys_word() -> None:
     """A cleared slot has tag 0; the first exchanges of each parity must have other tags."""
-    first = wts.walk._FIRST_SEQUENCE
+    first = wts.launch.FIRST_SEQUENCE
     assert all(((first + step) >> 1) & 0xF != 0 for step in (0, 1))

@@ -1,12 +1,12 @@
-"""How a block may divide its registers and its work; those for bf16 weights."""
+"""How a block may divide its registers and its work, and which of that suits which plan."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wts.plan import Instruction
+from wts.plan import Instruction, ResidencyPlan
 
-__all__ = ["BF16_CHOICES", "Choice"]
+__all__ = ["BF16_CHOICES", "INT8_CHOICES", "Choice", "choices_for"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,121 @@ class Choice:
     operands: int = 0
     copied: int = 1
 
+
+INT8_CHOICES = {
+    "greedy": (
+        Choice("mma", 1, 44, 6, 5, (232, 40)),
+        Choice("mma", 2, 42, 4, 5, (232, 40)),
+        Choice("mma", 4, 40, 4, 5, (232, 40)),
+        Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
+    ),
+    "sampled": (
+        Choice("mma", 1, 42, 6, 5, (216, 72)),
+        Choice("mma", 2, 36, 4, 5, (216, 72)),
+        Choice("mma", 4, 34, 4, 5, (216, 72)),
+        Choice("wgmma", 8, 33, 0, 2, (216, 72)),
+    ),
+    # One group draws its noise while blocks exchange, and has words to park.
+    "sampled, one group": (Choice("wgmma", 8, 32, 0, 2, (208, 88), 2),),
+    "sampled, two groups": (Choice("wgmma", 8, 33, 0, 2, (208, 88)),),
+    # 64-bit words take service warps twice the registers.
+    "greedy, 64-bit words": (
+        Choice("wgmma", 8, 38, 0, 4, (216, 72), 2),
+        Choice("mma", 4, 38, 4, 5, (224, 56)),
+        Choice("mma", 2, 42, 4, 5, (224, 56)),
+        Choice("mma", 1, 42, 6, 5, (224, 56)),
+    ),
+    "greedy, 64-bit words, streaming": (
+        Choice("wgmma", 8, 34, 0, 4, (216, 72), 2),
+        Choice("mma", 4, 37, 4, 4, (224, 56)),
+        Choice("mma", 2, 37, 4, 8, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
+    ),
+    # So do exact logits.
+    "greedy, exact": (
+        Choice("wgmma", 8, 37, 0, 4, (208, 88), 2),
+        Choice("mma", 4, 38, 4, 4, (216, 72)),
+        Choice("mma", 2, 42, 4, 5, (216, 72)),
+        Choice("mma", 1, 43, 6, 5, (216, 72)),
+    ),
+    "greedy, exact, groups": (Choice("wgmma", 8, 35, 0, 4, (208, 88), 2),),
+    "greedy, exact, gated": (Choice("mma", 1, 39, 6, 5, (208, 88)),),
+    "greedy, exact, state": (
+        Choice("mma", 2, 36, 4, 5, (208, 88)),
+        Choice("mma", 1, 36, 6, 5, (208, 88)),
+    ),
+    "greedy, exact, domino": (Choice("mma", 4, 30, 4, 4, (208, 88)),),
+    "greedy, exact, state, streaming": (
+        Choice("mma", 4, 30, 4, 4, (208, 88)),
+        Choice("mma", 2, 32, 4, 5, (208, 88)),
+        Choice("mma", 1, 32, 4, 5, (208, 88)),
+    ),
+    "greedy, exact, streaming": (
+        Choice("wgmma", 8, 36, 0, 4, (208, 88), 2),
+        Choice("mma", 4, 37, 4, 4, (216, 72)),
+        Choice("mma", 2, 36, 4, 8, (216, 72)),
+        Choice("mma", 1, 37, 4, 5, (216, 72)),
+    ),
+    # So does making latents, and a state's more so.
+    "greedy, gated": (
+        Choice("wgmma", 8, 40, 0, 4, (224, 56), 2),
+        Choice("mma", 4, 38, 4, 5, (224, 56)),
+        Choice("mma", 2, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 41, 6, 5, (224, 56)),
+    ),
+    "greedy, state": (
+        Choice("wgmma", 8, 36, 0, 4, (216, 72), 2),
+        Choice("mma", 4, 38, 4, 5, (224, 56)),
+        Choice("mma", 2, 38, 4, 5, (216, 72)),
+        Choice("mma", 1, 41, 6, 5, (224, 56)),
+    ),
+    "greedy, domino": (
+        Choice("mma", 2, 40, 4, 5, (224, 56)),
+        Choice("mma", 1, 42, 6, 5, (224, 56)),
+    ),
+    "sampled, gated": (
+        Choice("mma", 2, 34, 4, 5, (208, 88)),
+        Choice("mma", 1, 36, 6, 5, (208, 88)),
+    ),
+    "sampled, state": (
+        Choice("wgmma", 8, 20, 0, 2, (192, 120)),
+        Choice("mma", 4, 26, 4, 5, (200, 104)),
+        Choice("mma", 2, 28, 4, 5, (200, 104)),
+        Choice("mma", 1, 34, 6, 5, (200, 104)),
+    ),
+    "greedy, gated, streaming": (
+        Choice("wgmma", 8, 38, 0, 4, (224, 56), 2),
+        Choice("mma", 4, 37, 4, 4, (224, 56)),
+        Choice("mma", 2, 37, 4, 8, (224, 56)),
+        Choice("mma", 1, 40, 3, 5, (224, 56), 1, 2, 4),
+    ),
+    "greedy, state, streaming": (
+        Choice("wgmma", 8, 28, 0, 4, (200, 104), 2),
+        Choice("mma", 4, 32, 4, 4, (216, 72)),
+        Choice("mma", 2, 32, 4, 8, (208, 88)),
+        Choice("mma", 1, 34, 4, 5, (208, 88)),
+    ),
+    "sampled, state, streaming": (
+        Choice("wgmma", 8, 16, 0, 2, (192, 120)),
+        Choice("mma", 4, 20, 4, 5, (200, 104)),
+        Choice("mma", 2, 22, 4, 8, (200, 104)),
+        Choice("mma", 1, 32, 4, 5, (200, 104)),
+    ),
+    # Where fragments are streamed, the compiler needs more room not to spill.
+    "greedy, streaming": (
+        Choice("mma", 1, 43, 4, 5, (232, 40)),
+        Choice("mma", 2, 40, 4, 8, (232, 40)),
+        Choice("mma", 4, 40, 4, 4, (232, 40)),
+        Choice("wgmma", 8, 38, 0, 4, (224, 56), 2),
+    ),
+    "sampled, streaming": (
+        Choice("mma", 1, 38, 4, 5, (216, 72)),
+        Choice("mma", 2, 30, 4, 8, (216, 72)),
+        Choice("mma", 4, 30, 4, 5, (216, 72)),
+        Choice("wgmma", 8, 24, 0, 2, (216, 72)),
+    ),
+    "sampled, two groups, streaming": (Choice("wgmma", 8, 18, 0, 2, (208, 88)),),
+}
 
 # bf16 weights, the most columns first: what compiles without spills; only one greedy request was
 # measured (docs/measured.md). Lone warps multiply for up to eight requests. A slab's operand is
@@ -111,3 +226,31 @@ BF16_CHOICES = {
         Choice("mma", 1, 42, 4, 5, (216, 72), 1, 4),
     ),
 }
+
+
+def choices_for(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choice]:
+    """Choices for a plan, the best first: most columns, then those for its kind."""
+    how = "sampled" if plan.sampled else "greedy"
+    groups = {1: "one group", 2: "two groups"}.get(-(-plan.batch // widest), "groups")
+    special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
+    end = ", streaming" if streaming else ""
+    if not plan.quantised:
+        special = "wide" if plan.wide and not plan.sampled else ""
+        kinds = (plan.kind, "state" if plan.state else "", special)
+        keys = [f"{how}, {kind}" for kind in kinds if kind] + [how + end]
+        if plan.tensor_limit:
+            keys = [f"{how}, tensor memory"]
+        chosen = next(BF16_CHOICES[key] for key in keys if key in BF16_CHOICES)
+        return [choice for choice in chosen if choice.columns <= widest]
+    every = [
+        *(INT8_CHOICES.get(f"{how}, exact, {groups}{end}", ()) if plan.exact else ()),
+        *(INT8_CHOICES.get(f"{how}, exact, state{end}", ()) if plan.exact and plan.state else ()),
+        *(INT8_CHOICES.get(f"{how}, exact, {plan.kind}{end}", ()) if plan.exact else ()),
+        *(INT8_CHOICES.get(f"{how}, exact{end}", ()) if plan.exact else ()),
+        *INT8_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
+        *(INT8_CHOICES.get(f"{how}, state{end}", ()) if plan.state else ()),
+        *INT8_CHOICES.get(f"{how}, {special}{end}", ()),
+        *reversed(INT8_CHOICES[how + end]),
+    ]
+    every.sort(key=lambda choice: -choice.columns)
+    return [choice for choice in every if choice.columns <= widest]

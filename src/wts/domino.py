@@ -12,7 +12,8 @@ from typing import ClassVar, Self
 import torch
 
 from wts.activations import rounded
-from wts.checkpoint import Checkpoint, D2tReading, target_embedding
+from wts.checkpoint import Checkpoint, target_embedding
+from wts.draft_ids import D2tReading
 from wts.draws import FAVOUR, Draw
 from wts.errors import CheckpointError, HeadError, describe
 from wts.heads import HeadState

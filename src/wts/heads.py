@@ -14,7 +14,7 @@ from typing import ClassVar, Protocol, Self, TypeAlias
 
 import torch
 
-from wts.checkpoint import D2tReading
+from wts.draft_ids import D2tReading
 from wts.draws import FAVOUR, check_sizes, draw_successors
 from wts.numbers import RANKS, HeadKind, NumberType
 from wts.weights import (

@@ -7,8 +7,9 @@ from pathlib import Path
 import torch
 
 from wts.cells import AnyHead
-from wts.checkpoint import D2tReading, read_config
+from wts.checkpoint import read_config
 from wts.domino import DominoHead
+from wts.draft_ids import D2tReading
 from wts.errors import InputError
 from wts.heads import MarkovHead
 from wts.recurrent import GatedHead, RnnHead

@@ -15,7 +15,8 @@ from typing import ClassVar, Self
 import torch
 
 from wts.activations import rounded
-from wts.checkpoint import Checkpoint, D2tReading
+from wts.checkpoint import Checkpoint
+from wts.draft_ids import D2tReading
 from wts.draws import Draw
 from wts.errors import InputError
 from wts.heads import HeadState

@@ -10,7 +10,8 @@ from typing import TypedDict, TypeVar
 
 import torch
 
-from wts.checkpoint import Checkpoint, D2tReading, fault_of_ids
+from wts.checkpoint import Checkpoint
+from wts.draft_ids import D2tReading, fault_of_ids
 from wts.errors import CheckpointError, HeadError, describe
 from wts.numbers import RANKS, NumberType
 
@@ -423,5 +424,5 @@ def _check_draft_to_target(
             "draft_to_target",
             wanted=f"distinct target ids in 0..{table_rows - 1}",
             found=fault,
-            fix="pass target ids; a d2t tensor usually holds offsets, see wts.checkpoint.draft_map",
+            fix="pass target ids; a d2t tensor usually holds offsets, see wts.draft_ids.draft_map",
         )

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 import wts.compile
-import wts.walk
+import wts.launch
 from bounded import Outcome, run_bounded
 from strategies import DTYPES, KINDS, anchors, base_logits, hidden_states, recurrent_head
 from walks import gpu_of
@@ -32,7 +32,7 @@ from wts.numbers import NumberType
 from wts.pack import pack_head
 from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
-from wts.walk import _LONGEST_TIMEOUT_MS, Walker
+from wts.walk import LONGEST_TIMEOUT_MS, Walker
 
 FAULT_STATUS = 86  # of compute-sanitizer, when it has found something
 STEPS = 3
@@ -112,7 +112,7 @@ class Case:
         head = self.head()
         plan = self.plan(head, gpu_of("device", self.blocks))
         # Under a tool a walk takes a hundred times as long; the limit of the program is enough.
-        walker = Walker(head, plan, backend="device", timeout_ms=_LONGEST_TIMEOUT_MS)
+        walker = Walker(head, plan, backend="device", timeout_ms=LONGEST_TIMEOUT_MS)
         write_from_the_host(walker)
         emulator = gate.emulator_of(walker)
         base, anchor = self.base(head), anchors(head, self.batch, 1)
@@ -346,13 +346,13 @@ def walk_each_lane_arriving() -> None:
 def multiply_on_the_host(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> None:
-    """wts.walk.multiply_hidden: a library's kernel has no place here, and racecheck breaks some."""
+    """launch.multiply_hidden: a library's kernel has no place here, and racecheck breaks some."""
     products = hidden.cpu().float() @ weight.cpu().float().T
     out.copy_(products if bias is None else products + bias.cpu())
 
 
 def walk_all() -> None:
-    wts.walk.multiply_hidden = multiply_on_the_host
+    wts.launch.multiply_hidden = multiply_on_the_host
     for case in CASES:
         case.walk()
     print(all_right())

@@ -23,7 +23,8 @@ from wts.follow import follow
 from wts.heads import MarkovHead
 from wts.noise import Noise
 from wts.numbers import NumberType
-from wts.planner import plan_residency, streaming_plan
+from wts.planner import plan_residency
+from wts.variants import streaming_plan
 from wts.walk import Walker
 
 INF = math.inf

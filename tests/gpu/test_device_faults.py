@@ -13,9 +13,10 @@ from walks import capturing, gpu_of, run, twin, without_the_last_block
 from wts.device import gpu_spec
 from wts.errors import WalkTimeout
 from wts.heads import MarkovHead
+from wts.launch import driver_call
 from wts.numbers import NumberType
 from wts.planner import plan_residency
-from wts.walk import Walker, _driver_call
+from wts.walk import Walker
 
 BF16 = torch.bfloat16
 
@@ -177,7 +178,7 @@ class Spinner:
         self._code = Program(SPIN, "c++", options).compile("cubin")
         self._kernel = self._code.get_kernel("spin")
         attribute = driver.CUfunction_attribute.CU_FUNC_ATTRIBUTE_MAX_DYNAMIC_SHARED_SIZE_BYTES
-        _driver_call(
+        driver_call(
             driver.cuKernelSetAttribute(
                 attribute,
                 HELD_BYTES,
@@ -192,7 +193,7 @@ class Spinner:
 
         duration = ctypes.c_ulonglong(milliseconds * 1_000_000)
         parameters = (ctypes.c_void_p * 1)(ctypes.addressof(duration))
-        _driver_call(
+        driver_call(
             driver.cuLaunchKernel(
                 driver.CUfunction(int(self._kernel.handle)),
                 *(sms, 1, 1),

@@ -13,8 +13,9 @@ from wts.device import LOCAL, gpu_spec
 from wts.errors import DeviceError
 from wts.heads import MarkovHead
 from wts.noise import Noise
-from wts.planner import plan_residency, with_async_tiles
+from wts.planner import plan_residency
 from wts.tensor_memory import has_product
+from wts.variants import with_async_tiles
 from wts.walk import Walker
 
 

@@ -23,7 +23,7 @@ from wts.errors import DeviceError, WalkError
 from wts.progress import sayer
 
 if TYPE_CHECKING:
-    from wts.bench.head import HeadBench
+    from wts.bench.head_run import HeadBench
     from wts.bench.record import Environment
 
 __all__ = ["Progress", "Stage", "main", "stages"]
@@ -155,7 +155,8 @@ def _measure(
     say: Callable[[str], None],
 ) -> list[str]:
     """Measure a case and append its records; returns the faults of paths that were not timed."""
-    from wts.bench import head, placement, record
+    from wts.bench import placement, record
+    from wts.bench.head_table import record_of
 
     if stage.placements:
         for placed in placement.sweep(bench, case, stage.placements, say):
@@ -173,7 +174,7 @@ def _measure(
             file.write(f"run {run_id}\n{parts_text(bench.parts)}\n")
         return faults
     for row in rows:
-        record.append(folder, head._record(row, run_id=run_id, environment=environment))
+        record.append(folder, record_of(row, run_id=run_id, environment=environment))
     return faults
 
 
@@ -186,6 +187,7 @@ def run(args: argparse.Namespace) -> int:
     say = sayer()
 
     from wts.bench import head, record
+    from wts.bench.head_run import HeadBench
 
     try:
         import torch
@@ -224,7 +226,7 @@ def run(args: argparse.Namespace) -> int:
             if stage.name not in benches:
                 benches.clear()  # the weights of the stage before
                 ours = ("wts", "probe") if stage.traced else (*paths, *stage.more_paths)
-                benches[stage.name] = head.HeadBench(
+                benches[stage.name] = HeadBench(
                     paths=ours,
                     caches=("cold",),
                     rounds=_QUICK_ROUNDS if args.quick else _ROUNDS,

@@ -80,11 +80,11 @@ def traced_parts(walker: Walker, inputs: WalkInputs) -> dict[str, float]:
         WalkFault: it gave other tokens than the Walker.
     """
     from wts.bench.gate import compare
+    from wts.launch import DeviceWalk
     from wts.noise import Noise
-    from wts.walk import _DeviceWalk
 
     assert walker._device_walk is not None
-    traced = _DeviceWalk(
+    traced = DeviceWalk(
         walker.head, walker.plan, walker._device_walk.device, _TIMEOUT_MS, trace=True
     )
     names, rounds = _layout()

@@ -13,7 +13,7 @@ from wts.bench.cases import HeadCase
 
 if TYPE_CHECKING:
     from wts.bench.clock import Timing
-    from wts.bench.head import HeadBench
+    from wts.bench.head_run import HeadBench
     from wts.bench.record import Environment
     from wts.cells import AnyHead
     from wts.plan import ResidencyPlan
@@ -45,11 +45,12 @@ def placed_walker(head: AnyHead, base: ResidencyPlan, plan: ResidencyPlan) -> tu
     """
     import torch
 
-    from wts.walk import Walker, _DeviceWalk
+    from wts.launch import DeviceWalk
+    from wts.walk import Walker
 
     walker = Walker(head, base, backend="device")
     device = torch.device("cuda", torch.cuda.current_device())
-    exact = _DeviceWalk(head, plan, device, _TIMEOUT_MS, spills=True)
+    exact = DeviceWalk(head, plan, device, _TIMEOUT_MS, spills=True)
     walker._device_walk, walker.plan = exact, plan
     return walker, exact.spill_bytes
 
@@ -62,7 +63,7 @@ def sweep(
     Raises:
         WalkFault: a walk gave other tokens than it must.
     """
-    from wts.planner import with_register_fragments
+    from wts.variants import with_register_fragments
 
     base = bench.plan_of(case, bench._head_of(case))
     plans = [with_register_fragments(base, count) for count in fragments]
@@ -74,14 +75,14 @@ def sweep_plans(
 ) -> list[Placed]:
     """Gate and time a case under each of these plans for its head, all in turns.
 
-    Of `planner.with_choice`, for one: how the choices for registers, rings and loads ahead are
+    Of `variants.with_choice`, for one: how the choices for registers, rings and loads ahead are
     chosen.
 
     Raises:
         WalkFault: a walk gave other tokens than it must.
     """
     from wts.bench import clock
-    from wts.bench.head import _Ours, _walker_call
+    from wts.bench.head_run import Ours, walker_call
 
     head = bench._head_of(case)
     base = bench.plan_of(case, head)
@@ -89,13 +90,13 @@ def sweep_plans(
     variants, made = {}, {}
     for plan in plans:
         walker, spilled = placed_walker(head, base, plan)
-        ours = _Ours(walker=walker, head=head)
+        ours = Ours(walker=walker, head=head)
         bench.check(case, "wts", ours, whole=False)
         count = plan.register_fragments
         say(f"{count} fragments in registers, {spilled} bytes spilled: tokens equal")
         made[plan.hash] = (walker, spilled)
         for steps in case.steps:
-            variants[f"{plan.hash}@{steps}"] = _walker_call(inputs[steps], ours.walk)
+            variants[f"{plan.hash}@{steps}"] = walker_call(inputs[steps], ours.walk)
     timings = clock.time_replays(
         clock.capture(variants), cache="cold", control=bench._control, rounds=bench._rounds
     )

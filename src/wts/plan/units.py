@@ -1,0 +1,47 @@
+"""Units that plans count in, and the few numbers of the kernel that no plan chooses."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+__all__ = [
+    "COMPACT_ROWS",
+    "EXACT_ROWS",
+    "FIRST_POLL_CYCLES",
+    "FIRST_SAMPLED_POLL_CYCLES",
+    "FRAGMENT_BYTES",
+    "LEAST_TEMPERATURE",
+    "MOST_DRAWING_TILES",
+    "PAIR_ROWS",
+    "SCALE_LIMITS",
+    "SERVICE_WARPS",
+    "SLAB_BYTES",
+    "SUMS_JUDGED",
+    "TILES_JUDGED",
+    "TILE_ROWS",
+    "WARPGROUP",
+    "Instruction",
+    "Place",
+]
+
+# "mma": each warp multiplies for up to four requests, latents in registers (mma.sync). "wgmma":
+# four warps together multiply for eight requests, latents in shared memory (wgmma.mma_async).
+Instruction = Literal["mma", "wgmma"]
+Place = Literal["register", "shared", "streamed"]  # of a fragment of a lone tile
+
+TILE_ROWS = 16
+PAIR_ROWS = 32
+SLAB_BYTES = 32  # of a row in one matrix instruction: 32 int8 weights, or 16 in bf16
+FRAGMENT_BYTES = 512  # one slab of one tile
+SERVICE_WARPS = 4
+# Of a warp of a warpgroup: more, each drawing its own noise, do not fit in the instruction cache.
+MOST_DRAWING_TILES = 10
+TILES_JUDGED = 2  # of such a warp, at once: a pair, whose noise comes together
+WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
+# After publishing; sampled blocks are further apart, so that some wait anyway (docs/measured.md).
+FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES = 200, 100
+LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
+COMPACT_ROWS = 4096  # rows a one-word candidate can name
+EXACT_ROWS = 2048  # in an exact walk, whose words say a margin too
+SCALE_LIMITS = 7  # margins that they can say
+SUMS_JUDGED = 2  # accumulators of tcgen05 that a warp reads and judges at once
