@@ -204,7 +204,7 @@ def test_sampled_plans(vocab: int, rank: int, blocks: int, batch: int, shared_by
 def test_scores_too_close_for_approximations(
     batch: int, base_type: NumberType, value: float
 ) -> None:
-    """Cold rows of equal logits: scores of 2e6 and more, an eighth apart, decided exactly."""
+    """Cold rows of equal logits: scores of 2e6 and more, an eighth apart, decided by precise scores."""
     head = silent_head(300, dtype=DTYPE_OF[base_type])
     plan = plan_of(head, batch=batch, blocks=3, sampled=True, base_type=base_type)
     assert plan.scored == (base_type == "bf16")

@@ -644,8 +644,8 @@ class ResidencyPlan:
         return self.async_tiles * self.slabs
 
     @property
-    def exact_apart(self) -> bool:
-        """Whether sampled rows that are too close are judged again by code of its own.
+    def precise_apart(self) -> bool:
+        """Whether sampled rows that are too close have their precise scores by code of its own.
 
         So much code is slow to fetch, where warpgroups judge eight requests. Lone warps of few
         requests have no registers to spare for it.
@@ -655,7 +655,7 @@ class ResidencyPlan:
     @property
     def sweeps_written(self) -> int:
         """Sweeps in the kernel's code."""
-        return 1 + self.exact_apart
+        return 1 + self.precise_apart
 
     def render_header(self) -> str:
         """The constants the kernel is compiled with; plain C++, no CUDA."""
@@ -771,7 +771,7 @@ class ResidencyPlan:
             "WARPGROUPS": self.warpgroups,
             "HIDDEN_INSIDE": self.hidden_inside,
             "NOISE_AHEAD": self.noise_ahead,
-            "EXACT_APART": int(self.exact_apart),
+            "PRECISE_APART": int(self.precise_apart),
             "SCORED": self.scored,
             "WIDE": self.wide,
             "SAMPLED": self.sampled,
