@@ -81,6 +81,19 @@ class TestWhatIsComputed:
         walker.refresh(other)
         assert torch.equal(walker(base, anchor), exact_walk(other, base, anchor))
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+    def test_a_refresh_that_is_refused_changes_nothing(self, dtype: torch.dtype) -> None:
+        head, base, anchor = near_ties(300, 64, 1)
+        other, *_ = near_ties(300, 64, 2)
+        wrong = MarkovHead(table=other.table, projection=other.projection.to(dtype))
+        walker = Walker(head, plan_of(head), backend="emulator")
+        assert walker.packed is not None
+        before = [weight.clone() for weight in walker.packed.tensors]
+        with pytest.raises(HeadError, match="projection: wanted bfloat16 for an exact walk"):
+            walker.refresh(wrong)
+        assert all(map(torch.equal, before, walker.packed.tensors))
+        assert torch.equal(walker(base, anchor), exact_walk(head, base, anchor))
+
 
 class TestWhatIsRefused:
     def test_a_sampled_plan(self) -> None:

@@ -56,6 +56,9 @@ LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
 EXACT_ROWS = 2048  # in an exact walk, whose words say a margin too
 SCALE_LIMITS = 7  # margins that they can say
+EXACT_SOURCE_WORDS = 2 + (SCALE_LIMITS + 4 + 1) // 2  # 64-bit: two addresses, then numbers in fp32
+# Of a row's scale and a latent's, and of their lengths: bounds hold in between (exact.py).
+LEAST_EXACT_PRODUCT, LARGEST_EXACT_PRODUCT = 2.0**-120, 2.0**126
 SUMS_JUDGED = 2  # accumulators of tcgen05 that a warp reads and judges at once
 
 
@@ -754,6 +757,7 @@ class ResidencyPlan:
             "CANDIDATES": self.candidates,
             "CANDIDATE_SLOTS": self.candidate_slots,
             "SCALE_LIMITS": SCALE_LIMITS,
+            "EXACT_SOURCE_WORDS": EXACT_SOURCE_WORDS,
             "EXACT_LATENT": self.exact_latent,
             "EXACT_LATENT_SLOTS": self.exact_latent_slots,
             "PARKED_NOISE": self.parked_noise,
@@ -799,7 +803,12 @@ class ResidencyPlan:
         for name, descriptor in _matrix_descriptors(self).items():
             lines.append(f"constexpr unsigned long long {name} = {descriptor:#x}ull;")
         lines += [f"constexpr bool {n} = {'true' if v else 'false'};" for n, v in flags.items()]
-        lines.append(f"constexpr float LEAST_TEMPERATURE = {LEAST_TEMPERATURE!r}f;")
+        numbers = {
+            "LEAST_TEMPERATURE": LEAST_TEMPERATURE,
+            "LEAST_EXACT_PRODUCT": LEAST_EXACT_PRODUCT,
+            "LARGEST_EXACT_PRODUCT": LARGEST_EXACT_PRODUCT,
+        }
+        lines += [f"constexpr float {name} = {value!r}f;" for name, value in numbers.items()]
         lines.append("constexpr bool TRACE = WTS_TRACE;")
         lines.append("}  // namespace plan\n}  // namespace wts\n")
         return "\n".join(lines)

@@ -24,10 +24,11 @@ from wts.errors import (
     WalkTimeout,
     describe,
 )
+from wts.exact import check_exact_weights
 from wts.heads import MarkovHead
 from wts.noise import Noise
 from wts.pack import PackedHead, pack_head
-from wts.plan import ResidencyPlan
+from wts.plan import EXACT_SOURCE_WORDS, ResidencyPlan
 from wts.reference import reference_walk
 from wts.weights import DTYPE_OF, weights_of, with_weights
 
@@ -45,7 +46,7 @@ _LONGEST_TIMEOUT_MS = 600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkReport:
-    """What walks left behind since the Walker was made.
+    """What walks left behind since the Walker was made; a device counts modulo 2^32.
 
     Args:
         clamped_anchors: anchors outside the table, clamped for the look-up.
@@ -266,11 +267,15 @@ class Walker:
             )
         self._refresh(head, ())
 
-    def _refresh(self, head: AnyHead, done: Sequence[Walker]) -> None:
-        """Take changed weights, but what others that were refreshed already have packed."""
+    def _check_refresh(self, head: AnyHead) -> None:
+        """Refuse weights that this Walker cannot take, before anything of it is packed."""
         _check_kind(head, self.head)
         _check_plan(head, self.plan)
         _check_shapes(head, self.head)
+
+    def _refresh(self, head: AnyHead, done: Sequence[Walker]) -> None:
+        """Take changed weights, but what others that were refreshed already have packed."""
+        self._check_refresh(head)
         packed = self.packed
         if packed is None:
             self._reference = with_weights(head, torch.clone)
@@ -303,7 +308,8 @@ class Walker:
     def report(self) -> WalkReport:
         """Wait for the walks so far and say what they noticed."""
         if self._device_walk is not None:
-            clamped, steps, rows = self._device_walk.read_status()[4:7]
+            # Counted in 32 bits without a sign, which torch reads with one.
+            clamped, steps, rows = (n & 0xFFFFFFFF for n in self._device_walk.read_status()[4:7])
             return WalkReport(clamped_anchors=clamped, rescored_steps=steps, rescored_rows=rows)
         return WalkReport(clamped_anchors=self._clamped)
 
@@ -567,6 +573,8 @@ def _check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
             f"plan: wanted one for (kind, state, hidden, vocab, rank, table rows, mapped, "
             f"dtype) = {wanted}, found {found}; make it with plan_residency(head, ...)"
         )
+    if plan.exact:
+        check_exact_weights(head)
 
 
 def _check_exact(plan: ResidencyPlan, exact: bool | None) -> None:
@@ -675,7 +683,9 @@ class _DeviceWalk:
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # makes torch's context current
             self._load(compiled.cubin)
-            self.source = torch.zeros(8 if plan.exact else 0, dtype=torch.int64, device=device)
+            self.source = torch.zeros(
+                EXACT_SOURCE_WORDS if plan.exact else 0, dtype=torch.int64, device=device
+            )
             self.exact_slots = torch.zeros(plan.exact_words, dtype=torch.int64, device=device)
             self.take(pack_head(head, plan, device, done=done))
             self.slots = torch.zeros(

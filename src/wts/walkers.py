@@ -107,6 +107,8 @@ class WalkerSet:
 
     def refresh(self, head: AnyHead) -> None:
         """Take changed weights in place, each packed once; see `Walker.refresh`."""
+        for walker in self._walkers:  # so that all or none have them
+            walker._check_refresh(head)
         for number, walker in enumerate(self._walkers):
             walker._refresh(head, self._walkers[:number])
 

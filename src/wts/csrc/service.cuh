@@ -22,9 +22,12 @@ struct ServiceWarp : ExactWarp {
     return min(plan::ROWS, max(0, plan::VOCAB - static_cast<int>(blockIdx.x) * plan::ROWS));
   }
 
-  // Whether the vocabulary goes on behind the shard, so that a copy's last 16 bytes may reach past it.
+  // Whether the vocabulary goes on behind the shard, so that a copy's last 16 bytes may reach past it: as
+  // far as they may, or the last line of all would be read past its end.
   __device__ __forceinline__ bool more_follow() const {
-    return static_cast<int>(blockIdx.x + 1) * plan::ROWS < plan::VOCAB;
+    constexpr int LAST_ROWS = plan::VOCAB - (plan::NUM_BLOCKS - 1) * plan::ROWS;
+    constexpr int TOO_FEW = LAST_ROWS < 16 / BASE_BYTES - 1 ? LAST_ROWS : 0;
+    return static_cast<int>(blockIdx.x + 1) * plan::ROWS + TOO_FEW < plan::VOCAB;
   }
 
   // Where the vocabulary ends inside the shard, its padding rows must lose before any copy lands.
