@@ -6,7 +6,7 @@ import json
 import math
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import pytest
 import torch
@@ -21,19 +21,17 @@ from strategies import (
     anchors,
     base_logits,
     hidden_states,
-    hopper,
     recurrent_head,
 )
-from walks import Drawn, Way, run, run_sampled, walker_of
+from walks import Drawn, Way, plan_of, run, run_sampled, walker_of
 from wts.cells import RecurrentHead
 from wts.domino import DominoHead
 from wts.errors import HeadError
 from wts.heads import RANKS
 from wts.noise import Noise
 from wts.numbers import NUMBER_TYPES
-from wts.planner import plan_residency
 from wts.reference import reference_walk, select_greedy, step_logits
-from wts.walk import Walker
+from wts.walk import Backend, Walker
 from wts.weights import with_weights
 
 INF = math.inf
@@ -369,8 +367,8 @@ def test_changed_weights_are_served_after_a_refresh_and_never_in_part(
 ) -> None:
     head = recurrent_head(kind, vocab=1500, rank=128)
     base, anchor, hidden = drawn_inputs(head, 2, 6)
-    plan = plan_residency(head, hopper(), batch=2, steps=6)
-    walker = Walker(head, plan, way=way)
+    plan, backend = plan_of(way, head, batch=2, steps=6), cast(Backend, way.partition(" ")[0])
+    walker = Walker(head, plan, backend=backend)
     before = run(walker, base, anchor, hidden)
     for name in ("table", "projection", *type(head).__slots__):
         weight = getattr(head, name)
@@ -380,7 +378,7 @@ def test_changed_weights_are_served_after_a_refresh_and_never_in_part(
                 assert torch.equal(run(walker, base, anchor, hidden), before)
             walker.refresh(head)
             before = run(walker, base, anchor, hidden)
-            fresh = Walker(head, plan, way=way)
+            fresh = Walker(head, plan, backend=backend)
             assert torch.equal(before, run(fresh, base, anchor, hidden))
 
 

@@ -97,14 +97,14 @@ class ExactHead:
         projection: bf16 [vocab or more, r], W.
         table: bf16 [table_rows, r], the latents of a Markov head; None for others.
         screen: the numbers that bounds are made of.
-        copied: whether the weights had to be copied, since the head's cannot be read where they
+        copies: those of the two that had to be copied, since the head's cannot be read where they
             lie.
     """
 
     projection: torch.Tensor
     table: torch.Tensor | None
     screen: Screen
-    copied: bool
+    copies: tuple[torch.Tensor, ...] = ()
 
     def source(self) -> torch.Tensor:
         """`struct ExactSource` of csrc/rounds.cuh, int64 [EXACT_SOURCE_WORDS].
@@ -119,10 +119,14 @@ class ExactHead:
         )
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What is held beyond the head's own."""
+        return [self.screen, *self.copies]
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes beyond the head's own."""
-        copies = [self.projection] + ([] if self.table is None else [self.table])
-        return self.screen.nbytes + (sum(t.nbytes for t in copies) if self.copied else 0)
+        return sum(tensor.nbytes for tensor in self.tensors)
 
 
 def check_exact_weights(head: AnyHead) -> None:
@@ -159,7 +163,7 @@ def exact_head(head: AnyHead, row_scale: torch.Tensor, levels: torch.Tensor) -> 
         projection=there[0],
         table=there[1] if len(there) > 1 else None,
         screen=screen_of(there[0][: len(levels)], row_scale, levels),
-        copied=any(one is not other for one, other in zip(there, own, strict=True)),
+        copies=tuple(one for one, other in zip(there, own, strict=True) if one is not other),
     )
 
 
