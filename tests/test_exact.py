@@ -6,7 +6,9 @@ exact logit lies between its key and what the kernel takes for certain of it, fo
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -155,6 +157,18 @@ def test_the_ledger_says_exact() -> None:
 SPECIAL = (0.0, 2.0**-140, 1e-35, 1e-20, 1e-6, 30.0, 1e4, 1e15, 1e30)
 
 
+def of_kernel(name: str) -> float:
+    """A number of csrc/exact.cuh, which is typed there alone."""
+    source = (files("wts") / "csrc" / "exact.cuh").read_text()
+    found = re.findall(rf"\b{name} = ([0-9.e+-]+)f\b", source)
+    assert len(found) == 1, name
+    return float(found[0])
+
+
+HALF_PLACE, LEAST_PLACE = of_kernel("HALF_PLACE"), of_kernel("LEAST_PLACE")
+LARGEST_DECIDED = of_kernel("LARGEST_DECIDED")
+
+
 def keys(base: torch.Tensor, dot: torch.Tensor, scale: torch.Tensor, slack: torch.Tensor) -> Any:
     """X+ of csrc/select.cuh, rounding by rounding: bf16 as fp32 [n, V]."""
     raised = dot.int().float() + slack[:, None]
@@ -163,7 +177,7 @@ def keys(base: torch.Tensor, dot: torch.Tensor, scale: torch.Tensor, slack: torc
 
 def least(key: torch.Tensor, scale: torch.Tensor, margin: torch.Tensor) -> torch.Tensor:
     """What the kernel takes for certain (`least_key` of csrc/exact.cuh)."""
-    below = key.abs().double() * 0.00397 + (scale * margin[:, None]).double() + 2.0**-126
+    below = key.abs().double() * HALF_PLACE + (scale * margin[:, None]).double() + LEAST_PLACE
     return (key.double() - below).float().bfloat16().float()
 
 
@@ -208,7 +222,7 @@ def test_exact_logits_lie_within_their_bounds(
     dot = whole.double() @ levels.double().T
     key = keys(base.float(), dot, scale[None] * latent_scale[:, None], slack)
     # Else the block is undecided, and its exact logits are computed whatever the bound.
-    decided = key.abs() < 3.3e38
+    decided = key.abs() < LARGEST_DECIDED
     assert bool((key >= exact)[decided].all())
     certain = least(key, scale[None], margin)
     assert bool((certain <= exact)[decided].all())
