@@ -803,12 +803,12 @@ class ResidencyPlan:
         for name, descriptor in _matrix_descriptors(self).items():
             lines.append(f"constexpr unsigned long long {name} = {descriptor:#x}ull;")
         lines += [f"constexpr bool {n} = {'true' if v else 'false'};" for n, v in flags.items()]
-        numbers = {
+        fractions = {
             "LEAST_TEMPERATURE": LEAST_TEMPERATURE,
             "LEAST_EXACT_PRODUCT": LEAST_EXACT_PRODUCT,
             "LARGEST_EXACT_PRODUCT": LARGEST_EXACT_PRODUCT,
         }
-        lines += [f"constexpr float {name} = {value!r}f;" for name, value in numbers.items()]
+        lines += [f"constexpr float {name} = {value!r}f;" for name, value in fractions.items()]
         lines.append("constexpr bool TRACE = WTS_TRACE;")
         lines.append("}  // namespace plan\n}  // namespace wts\n")
         return "\n".join(lines)
