@@ -122,7 +122,7 @@ def test_sampled_plans(vocab: int, rank: int, blocks: int, batch: int, shared_by
 @pytest.mark.parametrize("batch", [1, 2, 4, 6, 11])
 @pytest.mark.parametrize("value", [20.0, 1000.0, math.inf, -math.inf])
 def test_scores_too_close_for_approximations(batch: int, value: float) -> None:
-    """Cold rows of equal logits, decided exactly: a sweep is done twice, its ring goes on."""
+    """Cold rows of equal logits need precise scores: a sweep is done twice, its ring goes on."""
     head = silent_head(700, rank=256)
     plan = plan_of(head, batch=batch, sampled=True, shared_bytes=150_000, weights="bf16")
     assert plan.streamed_fragments > 0

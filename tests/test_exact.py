@@ -6,7 +6,9 @@ exact logit lies between its key and what the kernel takes for certain of it, fo
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from importlib.resources import files
 from typing import Any
 
 import pytest
@@ -81,6 +83,19 @@ class TestWhatIsComputed:
         walker.refresh(other)
         assert torch.equal(walker(base, anchor), exact_walk(other, base, anchor))
 
+    @pytest.mark.parametrize("dtype", [torch.float16, torch.float32])
+    def test_a_refresh_that_is_refused_changes_nothing(self, dtype: torch.dtype) -> None:
+        head, base, anchor = near_ties(300, 64, 1)
+        other, *_ = near_ties(300, 64, 2)
+        wrong = MarkovHead(table=other.table, projection=other.projection.to(dtype))
+        walker = Walker(head, plan_of(head), backend="emulator")
+        assert walker.packed is not None
+        before = [weight.clone() for weight in walker.packed.tensors]
+        with pytest.raises(HeadError, match="projection: wanted bfloat16 for an exact walk"):
+            walker.refresh(wrong)
+        assert all(map(torch.equal, before, walker.packed.tensors))
+        assert torch.equal(walker(base, anchor), exact_walk(head, base, anchor))
+
 
 class TestWhatIsRefused:
     def test_a_sampled_plan(self) -> None:
@@ -126,7 +141,7 @@ def test_weights_are_not_copied_where_they_can_be_read() -> None:
     copied = pack_head(MarkovHead(table=head.table, projection=odd), plan, CPU).exact
     assert copied is not None
     assert copied.projection.data_ptr() % 16 == 0
-    assert copied.memory_bytes > odd.nbytes
+    assert copied.memory_bytes == odd.nbytes + copied.screen.nbytes
 
 
 def test_the_ledger_says_exact() -> None:
@@ -142,6 +157,18 @@ def test_the_ledger_says_exact() -> None:
 SPECIAL = (0.0, 2.0**-140, 1e-35, 1e-20, 1e-6, 30.0, 1e4, 1e15, 1e30)
 
 
+def of_kernel(name: str) -> float:
+    """A number of csrc/exact.cuh, which is typed there alone."""
+    source = (files("wts") / "csrc" / "exact.cuh").read_text()
+    found = re.findall(rf"\b{name} = ([0-9.e+-]+)f\b", source)
+    assert len(found) == 1, name
+    return float(found[0])
+
+
+HALF_PLACE, LEAST_PLACE = of_kernel("HALF_PLACE"), of_kernel("LEAST_PLACE")
+LARGEST_DECIDED = of_kernel("LARGEST_DECIDED")
+
+
 def keys(base: torch.Tensor, dot: torch.Tensor, scale: torch.Tensor, slack: torch.Tensor) -> Any:
     """X+ of csrc/select.cuh, rounding by rounding: bf16 as fp32 [n, V]."""
     raised = dot.int().float() + slack[:, None]
@@ -150,7 +177,7 @@ def keys(base: torch.Tensor, dot: torch.Tensor, scale: torch.Tensor, slack: torc
 
 def least(key: torch.Tensor, scale: torch.Tensor, margin: torch.Tensor) -> torch.Tensor:
     """What the kernel takes for certain (`least_key` of csrc/exact.cuh)."""
-    below = key.abs().double() * 0.00397 + (scale * margin[:, None]).double() + 2.0**-126
+    below = key.abs().double() * HALF_PLACE + (scale * margin[:, None]).double() + LEAST_PLACE
     return (key.double() - below).float().bfloat16().float()
 
 
@@ -195,7 +222,7 @@ def test_exact_logits_lie_within_their_bounds(
     dot = whole.double() @ levels.double().T
     key = keys(base.float(), dot, scale[None] * latent_scale[:, None], slack)
     # Else the block is undecided, and its exact logits are computed whatever the bound.
-    decided = key.abs() < 3.3e38
+    decided = key.abs() < LARGEST_DECIDED
     assert bool((key >= exact)[decided].all())
     certain = least(key, scale[None], margin)
     assert bool((certain <= exact)[decided].all())

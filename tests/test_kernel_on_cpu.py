@@ -200,7 +200,7 @@ def test_sampled_plans(vocab: int, rank: int, blocks: int, batch: int, shared_by
 def test_scores_too_close_for_approximations(
     batch: int, base_type: NumberType, value: float
 ) -> None:
-    """Cold rows of equal logits: scores of 2e6 and more, an eighth apart, decided exactly."""
+    """Cold rows of equal logits: scores of 2e6 and more, an eighth apart: precise scores."""
     head = silent_head(300, dtype=DTYPE_OF[base_type])
     plan = plan_of(head, batch=batch, blocks=3, sampled=True, base_type=base_type)
     assert plan.scored == (base_type == "bf16")
@@ -244,6 +244,21 @@ def test_groups_narrower_than_four_where_memory_is_short(shared_bytes: int, colu
     plan = plan_of(head, batch=5, shared_bytes=shared_bytes)
     assert (plan.columns, plan.groups) == (columns, -(-5 // columns))
     check_greedy(head, plan, 5, 3, padding=3)
+
+
+@pytest.mark.parametrize(
+    ("more", "base_type"), [(1, "bf16"), (6, "bf16"), (7, "bf16"), (1, "fp32"), (3, "fp32")]
+)
+def test_base_logits_that_end_just_behind_a_shard(more: int, base_type: NumberType) -> None:
+    """The last block has a few rows: whole 16-byte pieces of the others must end before them."""
+    head = MarkovHead.random(vocab=128 + more, rank=64, seed=1)
+    plan = plan_of(head, batch=4, blocks=2, base_type=base_type)
+    assert (plan.num_blocks, plan.rows) == (2, 128)
+    simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
+    for batch in range(1, 5):  # lines at several distances from multiples of 16 bytes
+        base, anchor = inputs(head, plan, batch, 3, batch)
+        assert base.is_contiguous(), "nothing lies behind the last line"
+        assert torch.equal(simulator(base, anchor), walker(base, anchor))
 
 
 def test_a_draft_vocabulary() -> None:

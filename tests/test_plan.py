@@ -288,6 +288,12 @@ class TestEveryPlan:
         ):
             plan_of(vocab=248_320, rank=512, gpu=hopper(37))
 
+    @pytest.mark.parametrize("flag", ["sampled", "exact", "tensor_memory"])
+    @pytest.mark.parametrize("value", [1, 0, "no", 0.5])
+    def test_what_is_neither_true_nor_false_is_refused(self, flag: str, value: Any) -> None:
+        with pytest.raises(PlanError, match=f"^{flag}: wanted True or False, found {value!r};"):
+            plan_residency(Shape(vocab=300, rank=64), hopper(3), **{flag: value})
+
     @given(shapes(), st.integers(1, 64), st.sampled_from(NUMBER_TYPES))
     def test_a_whole_hopper_gpu_plans_every_shape_up_to_300_000_rows(
         self, shape: Shape, batch: int, base_type: Any

@@ -20,7 +20,7 @@ from wts.heads import MarkovHead
 from wts.noise import Noise
 from wts.numbers import NUMBER_TYPES, NumberType
 from wts.planner import Shape, plan_residency
-from wts.walk import Backend, Walker
+from wts.walk import Backend, Walker, WalkReport
 
 BF16 = torch.bfloat16
 NAN = math.nan
@@ -154,6 +154,19 @@ class TestCall:
         walk(base, torch.tensor([0, 10, 11, -1]))
         walk(base[:1], torch.tensor([2**62]))
         assert walk.report().clamped_anchors == 3
+
+    def test_a_device_s_counters_have_no_sign(self) -> None:
+        """Torch reads 32 bits as a signed number; rows may be counted up to 2^31 within minutes."""
+
+        class Device:
+            def read_status(self) -> list[int]:
+                return [2, 0, 0, 0, 3, 1 << 30, -(1 << 31) + 5, 0]
+
+        walk = walker(silent_head(9), "emulator")
+        walk._device_walk = Device()  # type: ignore[assignment]
+        assert walk.report() == WalkReport(
+            clamped_anchors=3, rescored_steps=1 << 30, rescored_rows=(1 << 31) + 5
+        )
 
     @each_backend
     def test_check_has_nothing_to_say(self, backend: Backend) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from strategies import KINDS, anchors, base_logits, hidden_states, hopper, recurrent_head
-from wts.errors import InputError, PlanError, WalkTimeout
+from wts.errors import HeadError, InputError, PlanError, WalkTimeout
 from wts.heads import MarkovHead
 from wts.planner import plan_residency
 from wts.walk import Backend, Walker
@@ -76,6 +76,54 @@ def test_the_table_is_packed_once_and_the_projection_once_for_each_order() -> No
     assert last is not None
     assert walkers.memory_bytes == first.memory_bytes + last.tiles.nbytes + last.row_scale.nbytes
     assert walkers.memory_bytes < sum(alone)
+
+
+@pytest.mark.parametrize("head", [markov(), *map(recurrent_head, KINDS)])
+def test_exact_walks_share_what_they_read_too(head: Any) -> None:
+    walkers = set_of(head, (1, 8), exact=True)
+    first, last = (walkers.for_batch(batch).packed for batch in (1, 8))
+    assert first is not None
+    assert last is not None
+    assert first.exact is last.exact is not None
+    assert walkers.memory_bytes == first.memory_bytes + last.tiles.nbytes + last.row_scale.nbytes
+    for batch in (1, 8):
+        assert walkers.for_batch(batch).plan.exact
+        check(walkers, head, batch, batch)
+
+
+def every_kind_of_walk(head: MarkovHead) -> list[Walker]:
+    """Walkers that share what they can, of plans that can share some."""
+    walkers: list[Walker] = []
+    for kind in ({}, {"exact": True}, {"weights": "bf16"}, {"sampled": True}) * 2:
+        options: dict[str, Any] = {"batch": 1 if len(walkers) < 4 else 8, "steps": 8, **kind}
+        plan = plan_residency(head, hopper(3), **options)
+        walkers.append(Walker(head, plan, backend=EMULATOR, sharing=list(walkers)))
+    return walkers
+
+
+def held(walkers: list[Walker]) -> list[torch.Tensor]:
+    return [t for walker in walkers for t in walker.packed.tensors]  # type: ignore[union-attr]
+
+
+def test_walkers_of_every_kind_share_only_what_is_the_same() -> None:
+    head, other = markov(), markov(seed=2)
+    mixed = set_of(head, (1,))
+    mixed._walkers = every_kind_of_walk(head)
+    for packed in (head, other):
+        fresh = [Walker(packed, walker.plan, backend=EMULATOR) for walker in mixed._walkers]
+        assert all(map(torch.equal, held(mixed._walkers), held(fresh)))
+        mixed.refresh(other)
+
+
+def test_a_refresh_that_one_cannot_take_changes_none() -> None:
+    head, other = markov(), markov(seed=2)
+    mixed = set_of(head, (1,))
+    mixed._walkers = every_kind_of_walk(head)
+    before = [tensor.clone() for tensor in held(mixed._walkers)]
+    wrong = MarkovHead(table=other.table, projection=other.projection.float())
+    with pytest.raises(HeadError, match="projection: wanted bfloat16 for an exact walk"):
+        mixed.refresh(wrong)
+    assert all(map(torch.equal, held(mixed._walkers), before))
 
 
 def test_plans_of_other_orders_do_not_share() -> None:

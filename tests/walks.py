@@ -7,18 +7,30 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any, cast
+from typing import Any, Literal, TypeAlias, cast
 
+import pytest
 import torch
 
 from strategies import DTYPES, hopper
 from wts.cells import AnyHead
 from wts.device import GpuSpec, gpu_spec
 from wts.noise import Noise
-from wts.numbers import NUMBER_TYPES, NumberType, WeightType
-from wts.plan import ResidencyPlan
+from wts.numbers import NUMBER_TYPES, NumberType
+from wts.plan import EXACT_ROWS, ResidencyPlan
 from wts.planner import plan_residency
 from wts.walk import Backend, Walker
+
+Way: TypeAlias = Backend | Literal["device exact", "device bf16", "emulator exact", "emulator bf16"]
+"""A backend, perhaps under a plan of exact walks or of bf16 weights."""
+
+WAYS_OF_A_GPU: tuple[Way, ...] = ("device", "device exact", "device bf16")
+WAYS_WITHOUT_A_GPU: tuple[Way, ...] = (
+    "emulator",
+    "emulator exact",
+    "emulator bf16",
+    "reference",
+)
 
 
 def gpu_of(backend: Backend, blocks: int | None = None) -> GpuSpec:
@@ -27,28 +39,51 @@ def gpu_of(backend: Backend, blocks: int | None = None) -> GpuSpec:
     return whole if blocks is None else whole.with_blocks(min(blocks, whole.num_sms))
 
 
+def plan_of(
+    way: Way,
+    head: AnyHead,
+    *,
+    batch: int = 4,
+    steps: int = 32,
+    blocks: int | None = None,
+    base_type: NumberType = "bf16",
+    sampled: bool = False,
+) -> ResidencyPlan:
+    """A plan of a head; skips the test where no walk of this way is of such numbers."""
+    backend, _, how = way.partition(" ")
+    types = {head.table.dtype, head.projection.dtype}
+    if how and types != {torch.bfloat16}:
+        pytest.skip(f"{how}: of heads in bf16")
+    if how == "exact" and (sampled or base_type != "bf16"):
+        pytest.skip("exact: of greedy walks in bf16")
+    gpu = gpu_of(cast(Backend, backend), blocks)
+    if how == "exact" and head.vocab > EXACT_ROWS * gpu.max_blocks:
+        pytest.skip(f"exact: of at most {EXACT_ROWS} rows a block")
+    return plan_residency(
+        head,
+        gpu,
+        batch=batch,
+        steps=steps,
+        base_type=base_type,
+        sampled=sampled,
+        weights="bf16" if how == "bf16" else "int8",
+        exact=how == "exact",
+    )
+
+
 @lru_cache(maxsize=64)
 def walker_of(
-    backend: Backend,
+    way: Way,
     head: AnyHead,
     *,
     batch: int = 4,
     blocks: int | None = None,
     base_type: NumberType = "bf16",
     sampled: bool = False,
-    weights: WeightType = "int8",
 ) -> Walker:
     """A Walker of a head, kept for the next test that asks for the same."""
-    plan = plan_residency(
-        head,
-        gpu_of(backend, blocks),
-        batch=batch,
-        steps=32,
-        base_type=base_type,
-        sampled=sampled,
-        weights=weights,
-    )
-    return Walker(head, plan, backend=backend)
+    plan = plan_of(way, head, batch=batch, blocks=blocks, base_type=base_type, sampled=sampled)
+    return Walker(head, plan, backend=cast(Backend, way.partition(" ")[0]))
 
 
 @lru_cache(maxsize=64)
@@ -77,7 +112,7 @@ def run(
 
 
 def walk(
-    backend: Backend,
+    way: Way,
     head: AnyHead,
     base: torch.Tensor,
     anchor: torch.Tensor,
@@ -88,7 +123,7 @@ def walk(
     """Tokens of one call under a plan for its batch, or for a larger one."""
     base_type = next(name for name in NUMBER_TYPES if DTYPES[name] == base.dtype)
     batch = len(base) if batch is None else batch
-    walker = walker_of(backend, head, batch=batch, blocks=blocks, base_type=base_type)
+    walker = walker_of(way, head, batch=batch, blocks=blocks, base_type=base_type)
     return run(walker, base, anchor)
 
 
@@ -135,7 +170,7 @@ def run_sampled(
 
 
 def sample(
-    backend: Backend,
+    way: Way,
     head: AnyHead,
     base: torch.Tensor,
     anchor: torch.Tensor,
@@ -149,7 +184,7 @@ def sample(
     """One sampled call under a plan for its batch, or for a larger one."""
     base_type = next(name for name in NUMBER_TYPES if DTYPES[name] == base.dtype)
     batch = len(base) if batch is None else batch
-    walker = walker_of(backend, head, batch=batch, blocks=blocks, base_type=base_type, sampled=True)
+    walker = walker_of(way, head, batch=batch, blocks=blocks, base_type=base_type, sampled=True)
     return run_sampled(walker, base, anchor, temperatures, key=key, offset=offset)
 
 

@@ -39,10 +39,17 @@ import torch
 from wts.cells import AnyHead, lane_product
 from wts.errors import HeadError, describe
 from wts.heads import MarkovHead
+from wts.plan import (
+    EXACT_SOURCE_WORDS,
+    LARGEST_EXACT_PRODUCT,
+    LEAST_EXACT_PRODUCT,
+    SCALE_LIMITS,
+)
 
 __all__ = [
     "ExactHead",
     "Screen",
+    "check_exact_weights",
     "code_scales",
     "exact_head",
     "exact_logits",
@@ -51,9 +58,8 @@ __all__ = [
 ]
 
 _ROWS_AT_ONCE = 1 << 13  # their products are made in fp64
-_LEAST_PRODUCT, _LARGEST_PRODUCT = 2.0**-120, 2.0**126
-_LIMITED = (0.5, 0.8, 0.95, 0.99, 0.999, 0.9999, 1.0)  # shares of rows up to each limit
-_CODE_BITS = 3
+_LIMITED = (0.5, 0.8, 0.95, 0.99, 0.999, 0.9999, 1.0)  # shares of rows up to each of SCALE_LIMITS
+_CODE_BITS = SCALE_LIMITS.bit_length()  # one code more: of an undecided block
 
 Screen: TypeAlias = torch.Tensor
 """fp32 [11]: seven limits of scales; spread, growth; of rows that are not zero the smallest scale;
@@ -91,32 +97,51 @@ class ExactHead:
         projection: bf16 [vocab or more, r], W.
         table: bf16 [table_rows, r], the latents of a Markov head; None for others.
         screen: the numbers that bounds are made of.
-        copied: whether the weights had to be copied, since the head's cannot be read where they
+        copies: those of the two that had to be copied, since the head's cannot be read where they
             lie.
     """
 
     projection: torch.Tensor
     table: torch.Tensor | None
     screen: Screen
-    copied: bool
+    copies: tuple[torch.Tensor, ...] = ()
 
     def source(self) -> torch.Tensor:
-        """`struct ExactSource` of csrc/rounds.cuh, int64 [8]: addresses of weights, and the screen.
+        """`struct ExactSource` of csrc/rounds.cuh, int64 [EXACT_SOURCE_WORDS].
 
         It lies in memory, not among the kernel's arguments, so that captured graphs read new ones.
         """
         table = 0 if self.table is None else self.table.data_ptr()
-        numbers = torch.zeros(12)
+        numbers = torch.zeros(2 * (EXACT_SOURCE_WORDS - 2))
         numbers[: len(self.screen)] = self.screen.cpu()
         return torch.tensor(
             [self.projection.data_ptr(), table, *numbers.view(torch.int64).tolist()]
         )
 
     @property
+    def tensors(self) -> list[torch.Tensor]:
+        """What is held beyond the head's own."""
+        return [self.screen, *self.copies]
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes beyond the head's own."""
-        copies = [self.projection] + ([] if self.table is None else [self.table])
-        return self.screen.nbytes + (sum(t.nbytes for t in copies) if self.copied else 0)
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+
+def check_exact_weights(head: AnyHead) -> None:
+    """Refuse what exact logits cannot be computed of.
+
+    Raises:
+        HeadError: a projection that is not bf16.
+    """
+    if head.projection.dtype != torch.bfloat16:
+        raise HeadError.mismatch(
+            "head.projection",
+            wanted="bfloat16 for an exact walk",
+            found=describe(head.projection),
+            fix="convert it, or plan without exact",
+        )
 
 
 def exact_head(head: AnyHead, row_scale: torch.Tensor, levels: torch.Tensor) -> ExactHead:
@@ -130,13 +155,7 @@ def exact_head(head: AnyHead, row_scale: torch.Tensor, levels: torch.Tensor) -> 
     Raises:
         HeadError: a projection that is not bf16.
     """
-    if head.projection.dtype != torch.bfloat16:
-        raise HeadError.mismatch(
-            "head.projection",
-            wanted="bfloat16 for an exact walk",
-            found=describe(head.projection),
-            fix="convert it, or plan without exact",
-        )
+    check_exact_weights(head)
     device = row_scale.device
     own = [head.projection] + ([head.table] if isinstance(head, MarkovHead) else [])
     there = [readable(weight, device) for weight in own]
@@ -144,7 +163,7 @@ def exact_head(head: AnyHead, row_scale: torch.Tensor, levels: torch.Tensor) -> 
         projection=there[0],
         table=there[1] if len(there) > 1 else None,
         screen=screen_of(there[0][: len(levels)], row_scale, levels),
-        copied=any(one is not other for one, other in zip(there, own, strict=True)),
+        copies=tuple(one for one, other in zip(there, own, strict=True) if one is not other),
     )
 
 
@@ -218,7 +237,7 @@ def latent_bounds(
     u, t = latent.double(), scale.double()
     norm, away = u.norm(dim=1), (u - t[:, None] * quantised.double()).norm(dim=1)
     slack = (spread * norm + growth * away) / t * (1 + 2.0**-16) + 1
-    outside = (t * smallest < _LEAST_PRODUCT) | (longest * norm > _LARGEST_PRODUCT)
+    outside = (t * smallest < LEAST_EXACT_PRODUCT) | (longest * norm > LARGEST_EXACT_PRODUCT)
     slack = torch.where(outside & (norm != 0), float("inf"), slack)
     slack = _upwards(slack)
     margin = _upwards(2 * t * slack.double() * (1 + 2.0**-14))

@@ -8,6 +8,7 @@ import torch
 
 from wts.cells import AnyHead
 from wts.errors import HeadError, InputError, PlanError, describe
+from wts.exact import check_exact_weights
 from wts.heads import MarkovHead
 from wts.noise import Noise
 from wts.plan import ResidencyPlan
@@ -295,6 +296,8 @@ def check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
             f"plan: wanted one for (kind, state, hidden, vocab, rank, table rows, mapped, "
             f"dtype) = {wanted}, found {found}; make it with plan_residency(head, ...)"
         )
+    if plan.exact:
+        check_exact_weights(head)
 
 
 def check_exact(plan: ResidencyPlan, exact: bool | None) -> None:

@@ -16,7 +16,7 @@ from wts.device import WALKED, arch_of, caution_of
 from wts.errors import CompileError, DeviceError, WalkTimeout
 from wts.noise import Noise
 from wts.pack import PackedHead, pack_head
-from wts.plan import ResidencyPlan
+from wts.plan import EXACT_SOURCE_WORDS, ResidencyPlan
 
 __all__ = ["FIRST_SEQUENCE", "DeviceWalk", "cuda_device", "driver_call", "multiply_hidden"]
 
@@ -108,7 +108,9 @@ class DeviceWalk:
         with torch.cuda.device(device):
             torch.zeros(1, device=device)  # makes torch's context current
             self._load(compiled.cubin)
-            self.source = torch.zeros(8 if plan.exact else 0, dtype=torch.int64, device=device)
+            self.source = torch.zeros(
+                EXACT_SOURCE_WORDS if plan.exact else 0, dtype=torch.int64, device=device
+            )
             self.exact_slots = torch.zeros(plan.exact_words, dtype=torch.int64, device=device)
             self.take(pack_head(head, plan, device, done=done))
             self.slots = torch.zeros(

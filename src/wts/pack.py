@@ -88,13 +88,13 @@ class PackedHead:
         """All that is held; other packed heads of the same weights may share them."""
         parts = [self.tiles, self.row_scale, self.table]
         parts += [] if self.draft_to_target is None else [self.draft_to_target]
+        parts += [] if self.exact is None else self.exact.tensors
         return parts + ([] if self.cell is None else _weights_of(self.cell))
 
     @property
     def memory_bytes(self) -> int:
         """Bytes held."""
-        beside = 0 if self.exact is None else self.exact.memory_bytes
-        return sum(tensor.nbytes for tensor in self.tensors) + beside
+        return sum(tensor.nbytes for tensor in self.tensors)
 
     def hidden_part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
         """What the hidden states [B, K, H] of a walk add to its steps; None for a Markov head."""

@@ -119,6 +119,11 @@ def plan_residency(
         check_range("table_rows", shape.table_rows, 1, MAX_TABLE_ROWS)
     check_range("batch", batch, 1, MAX_BATCH)
     check_range("steps", steps, 1, MAX_STEPS)
+    for flag, asked in (("sampled", sampled), ("exact", exact), ("tensor_memory", tensor_memory)):
+        if not isinstance(asked, bool) and (flag, asked) != ("tensor_memory", None):
+            raise PlanError.mismatch(
+                flag, wanted="True or False", found=repr(asked), fix="give one of them"
+            )
     if shape.rank not in RANKS:
         raise PlanError.mismatch(
             "rank",

@@ -39,7 +39,7 @@ LONGEST_TIMEOUT_MS = 600_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WalkReport:
-    """What walks left behind since the Walker was made.
+    """What walks left behind since the Walker was made; a device counts modulo 2^32.
 
     Args:
         clamped_anchors: anchors outside the table, clamped for the look-up.
@@ -261,11 +261,15 @@ class Walker:
             )
         self._refresh(head, ())
 
-    def _refresh(self, head: AnyHead, done: Sequence[Walker]) -> None:
-        """Take changed weights, but what others that were refreshed already have packed."""
+    def _check_refresh(self, head: AnyHead) -> None:
+        """Refuse weights that this Walker cannot take, before anything of it is packed."""
         check_kind(head, self.head)
         check_plan(head, self.plan)
         check_shapes(head, self.head)
+
+    def _refresh(self, head: AnyHead, done: Sequence[Walker]) -> None:
+        """Take changed weights, but what others that were refreshed already have packed."""
+        self._check_refresh(head)
         packed = self.packed
         if packed is None:
             self._reference = with_weights(head, torch.clone)
@@ -298,7 +302,8 @@ class Walker:
     def report(self) -> WalkReport:
         """Wait for the walks so far and say what they noticed."""
         if self._device_walk is not None:
-            clamped, steps, rows = self._device_walk.read_status()[4:7]
+            # Counted in 32 bits without a sign, which torch reads with one.
+            clamped, steps, rows = (n & 0xFFFFFFFF for n in self._device_walk.read_status()[4:7])
             return WalkReport(clamped_anchors=clamped, rescored_steps=steps, rescored_rows=rows)
         return WalkReport(clamped_anchors=self._clamped)
 

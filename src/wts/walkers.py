@@ -29,6 +29,7 @@ class WalkerSet:
         steps: most steps of a walk.
         base_type: number type of the base logits.
         weights: what the rows of the projection are kept as, "int8" or "bf16".
+        exact: whether walks are exact (docs/exact.md).
         sampled: whether rows may have a temperature above 0.
         backend: of the Walkers.
         timeout_ms: of the Walkers.
@@ -47,6 +48,7 @@ class WalkerSet:
         steps: int,
         base_type: NumberType = "bf16",
         weights: WeightType = "int8",
+        exact: bool = False,
         sampled: bool = False,
         backend: Backend = "device",
         timeout_ms: int = 2000,
@@ -65,6 +67,7 @@ class WalkerSet:
                 sampled=sampled,
                 base_type=base_type,
                 weights=weights,
+                exact=exact,
             )
             self._walkers.append(
                 Walker(head, plan, backend=backend, timeout_ms=timeout_ms, sharing=self._walkers)
@@ -107,6 +110,8 @@ class WalkerSet:
 
     def refresh(self, head: AnyHead) -> None:
         """Take changed weights in place, each packed once; see `Walker.refresh`."""
+        for walker in self._walkers:  # so that all or none have them
+            walker._check_refresh(head)
         for number, walker in enumerate(self._walkers):
             walker._refresh(head, self._walkers[:number])
 

@@ -50,7 +50,7 @@ def exact_head(
 
 
 def walker(head: AnyHead, **others: Any) -> Walker:
-    return walker_of("device", head, weights="bf16", **others)
+    return walker_of("device bf16", head, **others)
 
 
 def check(on_gpu: Walker, base: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:

@@ -7,19 +7,20 @@ import inspect
 import pytest
 
 import test_cases
-from wts.walk import Backend
+from walks import WAYS_OF_A_GPU, Way
 
 
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return "device"
+@pytest.fixture(scope="session", params=WAYS_OF_A_GPU)
+def way(request: pytest.FixtureRequest) -> Way:
+    found: Way = request.param
+    return found
 
 
-# Every test that takes a backend is a test of this module, too.
+# Every test that takes a way is a test of this module, too.
 globals().update(
     {
         name: test
         for name, test in vars(test_cases).items()
-        if name.startswith("test_") and "backend" in inspect.signature(test).parameters
+        if name.startswith("test_") and "way" in inspect.signature(test).parameters
     }
 )

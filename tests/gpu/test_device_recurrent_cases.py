@@ -9,7 +9,7 @@ from __future__ import annotations
 import pytest
 
 import test_recurrent_cases
-from wts.walk import Backend
+from walks import WAYS_OF_A_GPU, Way
 
 TAKEN = (
     "test_a_nan_gives_the_lowest_nan_id_and_harms_no_other",
@@ -25,9 +25,10 @@ TAKEN = (
 )
 
 
-@pytest.fixture(scope="session")
-def backend() -> Backend:
-    return "device"
+@pytest.fixture(scope="session", params=WAYS_OF_A_GPU)
+def way(request: pytest.FixtureRequest) -> Way:
+    found: Way = request.param
+    return found
 
 
 globals().update({name: getattr(test_recurrent_cases, name) for name in TAKEN})

@@ -291,8 +291,9 @@ struct LatentWarp {
                                                                       : 11.6f;
     const float length = 16.0f * ROUNDED * approximate_root(__uint2float_rn(sum));
     float slack = fmaf(shared.spread, length, fmaf(shared.growth, HALF_ROOT, 1.0f)) * ROUNDED;
-    const bool inside = __fmul_rn(scale, shared.smallest) >= 7.6e-37f &&
-                        __fmul_rn(__fmul_rn(scale, length), shared.longest) < 8.5e37f;
+    const bool inside = __fmul_rn(scale, shared.smallest) >= plan::LEAST_EXACT_PRODUCT &&
+                        __fmul_rn(__fmul_rn(scale, length), shared.longest) <
+                            plan::LARGEST_EXACT_PRODUCT;
     if (!inside) slack = __int_as_float(0x7f800000);
     if (lane_index() == 0)
       keep_slack(round, column, slack, 2.0f * ROUNDED * __fmul_rn(scale, slack));

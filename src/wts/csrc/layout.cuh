@@ -27,7 +27,7 @@ struct Shared {
   // Base logits of the shard, staged ahead: a slot for each (step, group), a line for each request.
   alignas(16) Byte base[plan::BASE_SLOTS][plan::COLUMNS][plan::BASE_LINE_BYTES];
   // For sampled walks, by sweeping thread: noise drawn before the latents are known; and where
-  // scores are too close for their approximations, step logits on their way to exact scores.
+  // scores are too close for their approximations, step logits on their way to precise scores.
   alignas(16) float noise[plan::PARKED_NOISE][plan::PARKING_THREADS];
   alignas(16) float logits[plan::PARKED_LOGITS][plan::PARKING_THREADS];
   // Temperature of each request; not above 0 where it is greedy.

@@ -1,6 +1,6 @@
 // Gumbel noise of sampled rows: the Philox words of numerics.md, and logarithms that the emulator
-// repeats bit for bit (wts/noise.py), which is why no operation of an exact score is fused. Few
-// scores need to be exact: approximations tell which.
+// repeats bit for bit (wts/noise.py), which is why no operation of a precise score is fused. Few
+// scores need to be precise: approximations tell which.
 #pragma once
 #include "select.cuh"
 
@@ -89,7 +89,7 @@ __device__ __forceinline__ float approximate_noise(u32 word) {
   return fmaxf(fast_log2(exponential) * -LN_2, -3.402823466e+38f);
 }
 
-// Scores are first judged by fused(x, 1 / T, approximate noise). That differs from the exact score by
+// Scores are first judged by fused(x, 1 / T, approximate noise). That differs from the precise score by
 // at most 1.8e-5 for the noise (1.1e-5 relative in the exponential at u = 1/64, then its logarithm:
 // |noise| <= 23 unless the score is huge) and by a few roundings of x / T and of the sum; two scores
 // further apart than this are in the same order.

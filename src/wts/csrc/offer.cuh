@@ -7,11 +7,11 @@ namespace wts {
 
 // ---- what a lane keeps of a round --------------------------------------------------------------
 
-// Whether scores are exact, where that is known when the kernel is compiled; elsewhere a bool says so.
-struct Exactly {
+// Whether scores are precise, where that is known when the kernel is compiled; elsewhere a bool says so.
+struct Precisely {
   __device__ constexpr operator bool() const { return true; }
 };
-struct Nearly {
+struct Roughly {
   __device__ constexpr operator bool() const { return false; }
 };
 
@@ -189,10 +189,10 @@ struct Judged {
   }
 };
 
-// Where approximations were too close: exact scores of the rows that may win, approximate ones of
+// Where approximations were too close: precise scores of the rows that may win, approximate ones of
 // the others. Rolled, through shared memory, because it is rare.
 template <int COUNT>
-__device__ __forceinline__ void score_exactly(const WalkArgs& args, Shared& shared,
+__device__ __forceinline__ void score_precisely(const WalkArgs& args, Shared& shared,
                                               const Judged& judged, const LaneRows& rows,
                                               int lane, int round,
                                               const float (&logits)[COUNT][2],
@@ -263,11 +263,11 @@ __device__ __forceinline__ void find_noise(const WalkArgs& args, const Shared& s
 
 // Turns sums into step logits and offers what may win. sum_of(i, block) gives the sums of the i-th
 // accumulator, after wait().
-template <int ACCUMULATORS_HERE, typename Exact, typename Wait, typename SumOf>
+template <int ACCUMULATORS_HERE, typename Precise, typename Wait, typename SumOf>
 __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared, const Lines& lines,
                                            const Sampling& sampling, int warp, int lane, int round,
                                            int first, const Wait& wait, const SumOf& sum_of,
-                                           Exact exact, const float (&limit)[plan::COLUMN_BLOCKS],
+                                           Precise precise, const float (&limit)[plan::COLUMN_BLOCKS],
                                            Offers& offers) {
   constexpr int BLOCKS = plan::COLUMN_BLOCKS, COUNT = ACCUMULATORS_HERE * BLOCKS;
   const Judged judged{first};
@@ -346,21 +346,21 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
       for (int j = 0; j < 2; ++j)
         // A greedy row's score is its step logit: times one, plus a zero that makes -0 a +0.
         scores[i][j] = fused(logits[i][j], sampling.inverse[judged.block(i)], noise[i][j]);
-    if (plan::NOISE_AHEAD && !exact && !sampling.whole) {
+    if (plan::NOISE_AHEAD && !precise && !sampling.whole) {
 #pragma unroll
       for (int i = 0; i < COUNT; ++i)
         if (judged.exists(i) && tile_present(lane, judged.accumulator(i)))
           sampling.export_rows(judged.block(i), rows.row(judged.accumulator(i)), logits[i][0],
                                logits[i][1]);
     }
-    if (exact)
-      score_exactly<COUNT>(args, shared, judged, rows, lane, round, logits, limit, scores);
+    if (precise)
+      score_precisely<COUNT>(args, shared, judged, rows, lane, round, logits, limit, scores);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       if (!judged.exists(i)) continue;
       const int accumulator = judged.accumulator(i), block = judged.block(i);
       const bool present = tile_present(lane, accumulator);
-      if (!exact && present) {
+      if (!precise && present) {
         if (sampling.whole || plan::NOISE_AHEAD) {
           sampling.export_pair(block, rows.row(accumulator), logits[i][0], logits[i][1]);
         } else {
@@ -422,9 +422,9 @@ __device__ __forceinline__ int request_max(int value) {
 
 // Leaves the two best of each sampled request, in case they are too close to tell apart; false where
 // a third is too close to leave it at that.
-template <typename Exact>
+template <typename Precise>
 __device__ __forceinline__ bool post_contests(Shared& shared, int warp, int lane, int round,
-                                              const Offers& offers, Exact exact,
+                                              const Offers& offers, Precise precise,
                                               float (&limit)[plan::COLUMN_BLOCKS]) {
   constexpr u32 OF_REQUEST = BLOCK_REQUESTS == 1   ? 0xffffffffu
                              : BLOCK_REQUESTS == 2 ? 0x55555555u
@@ -437,11 +437,11 @@ __device__ __forceinline__ bool post_contests(Shared& shared, int warp, int lane
     const int column = lane_column(lane, block), key = contest.key;
     const int row = LaneRows(warp, lane).row(contest.place >> 1) + (contest.place & 1);
     const int top = request_max(key);
-    // Of a greedy or exact row the lowest of equals is left; so of one of which every row is masked, or
+    // Of a greedy or precise row the lowest of equals is left; so of one of which every row is masked, or
     // NaN.
     const float score = score_of_key(top);
     const bool open =
-        shared.temperature[group][column] > 0.0f && !exact && score > minus_infinity();
+        shared.temperature[group][column] > 0.0f && !precise && score > minus_infinity();
     const float least = score - score_slack(score);
     const bool contends = key != NEVER && (open ? !(score_of_key(key) < least) : key == top);
     const bool also =

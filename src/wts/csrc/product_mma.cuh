@@ -77,10 +77,10 @@ struct LatentOperands {
 
 // One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
 // exchange, rather than kept beside the weights.
-template <typename Exact>
+template <typename Precise>
 __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
                                          const ResidentWeights& weights, Ring& sweeps, int round,
-                                         Exact exact, const float (&limit)[plan::COLUMN_BLOCKS],
+                                         Precise precise, const float (&limit)[plan::COLUMN_BLOCKS],
                                          Offers& offers) {
   const int lane = lane_index(), warp = warp_index();
 
@@ -111,7 +111,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
   const LatentOperands latent(shared, lane, round);
   barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
   mark(args, round, LATENT_SEEN);
-  if (!exact) begin_products(shared, round);
+  if (!precise) begin_products(shared, round);
 
   // Before any product, all at once unless registers are wanted for weights: left to the compiler, each
   // slab would wait for its own load.
@@ -157,9 +157,9 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     const Lines lines(args, shared, lane, round);
     const auto sum_of = [&](int i, int) -> const Sum(&)[4] { return sums[i]; };
     offer_sums<LIVE>(args, shared, lines, sampling, warp, lane, round, phase * LIVE, [] {},
-                        sum_of, exact, limit, offers);
+                        sum_of, precise, limit, offers);
   }
-  offer_products(args, shared, sampling, warp, lane, round, exact, limit, offers);
+  offer_products(args, shared, sampling, warp, lane, round, precise, limit, offers);
 }
 
 }  // namespace wts

@@ -122,7 +122,7 @@ __device__ __forceinline__ void begin_products(Shared& shared, int round) {
 // Judges the sums of a round's products as they come.
 __device__ __forceinline__ void offer_products(const WalkArgs& args, Shared& shared,
                                                const Sampling& sampling, int warp, int lane,
-                                               int round, bool exact,
+                                               int round, bool precise,
                                                const float (&limit)[plan::COLUMN_BLOCKS],
                                                Offers& offers) {
   constexpr int AT_ONCE =
@@ -142,7 +142,7 @@ __device__ __forceinline__ void offer_products(const WalkArgs& args, Shared& sha
     tensor_wait_loads(sums);
     const auto sum_of = [&](int i, int) -> const Sum(&)[4] { return sums[i]; };
     offer_sums<AT_ONCE>(args, shared, lines, sampling, warp, lane, round,
-                        LONE_ACCUMULATORS + first, [] {}, sum_of, exact, limit, offers);
+                        LONE_ACCUMULATORS + first, [] {}, sum_of, precise, limit, offers);
   }
   tensor_fence_before();  // the warp's offers say that the sums have been read
 }

@@ -32,10 +32,10 @@ __device__ constexpr int streamed_unit(int half_tile) {
 }
 
 // One (step, group) for a warpgroup.
-template <typename Exact>
+template <typename Precise>
 __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
                                          const ResidentWeights& weights, Ring& ring, int round,
-                                         Exact exact, const float (&limit)[plan::COLUMN_BLOCKS],
+                                         Precise precise, const float (&limit)[plan::COLUMN_BLOCKS],
                                          Offers& offers) {
   const int lane = lane_index();
   // The same in all lanes, so that descriptors are made in uniform registers.
@@ -100,7 +100,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
 
   const Sampling sampling(args, shared, lane, round);
   if constexpr (plan::NOISE_AHEAD)
-    if (!exact && sampling.any) park_noise(args, shared, sampling, warp, lane, round);
+    if (!precise && sampling.any) park_noise(args, shared, sampling, warp, lane, round);
   barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
   mark(args, round, LATENT_SEEN);
   if (IN_FLIGHT > 1) begin(0);
@@ -129,7 +129,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
       return sums[batch % IN_FLIGHT][i * plan::COLUMN_BLOCKS + block];
     };
     offer_sums<TILES>(args, shared, lines, sampling, warp, lane, round, batch * TILES, wait, sum_of,
-                      exact, limit, offers);
+                      precise, limit, offers);
   }
 }
 

@@ -11,6 +11,7 @@ struct ExactSource {
   float scale_limit[plan::SCALE_LIMITS];    // the largest scale of rows of each code
   float spread, growth, smallest, longest;  // how a latent's slack is made of it (wts/exact.py)
 };
+static_assert(sizeof(ExactSource) == 8 * plan::EXACT_SOURCE_WORDS, "as ExactHead.source makes it");
 
 struct WalkArgs {
   const Byte* tiles;           // packed W, in the order of the plan's instruction

@@ -22,9 +22,12 @@ struct ServiceWarp : ExactWarp {
     return min(plan::ROWS, max(0, plan::VOCAB - static_cast<int>(blockIdx.x) * plan::ROWS));
   }
 
-  // Whether the vocabulary goes on behind the shard, so that a copy's last 16 bytes may reach past it.
+  // Whether the vocabulary goes on behind the shard, so that a copy's last 16 bytes may reach past it: as
+  // far as they may, or the last line of all would be read past its end.
   __device__ __forceinline__ bool more_follow() const {
-    return static_cast<int>(blockIdx.x + 1) * plan::ROWS < plan::VOCAB;
+    constexpr int LAST_ROWS = plan::VOCAB - (plan::NUM_BLOCKS - 1) * plan::ROWS;
+    constexpr int TOO_FEW = LAST_ROWS < 16 / BASE_BYTES - 1 ? LAST_ROWS : 0;
+    return static_cast<int>(blockIdx.x + 1) * plan::ROWS + TOO_FEW < plan::VOCAB;
   }
 
   // Where the vocabulary ends inside the shard, its padding rows must lose before any copy lands.
@@ -219,8 +222,8 @@ struct ServiceWarp : ExactWarp {
     if (group < plan::LATENT_SLOTS) latents_sent(group);
   }
 
-  // Ordered key of the exact score of a token of the vocabulary.
-  __device__ __forceinline__ int exact_key(int group, int column, int step, u32 token,
+  // Ordered key of the precise score of a token of the vocabulary.
+  __device__ __forceinline__ int precise_key(int group, int column, int step, u32 token,
                                            float logit) const {
     const float temperature = shared.temperature[group][column];
     if (!(temperature > 0.0f) || logit == minus_infinity()) return ordered_key(logit);
@@ -270,7 +273,7 @@ struct ServiceWarp : ExactWarp {
       best.row = shared.candidate_row[slot][column][at];
       best.logit = shared.candidate_logit[slot][column][at];
     }
-    // Words of exact scores are made here; of approximate ones, only a close race needs them.
+    // Words of precise scores are made here; of approximate ones, only a close race needs them.
     int key = best.key, top = race_max(key);
     const float least = least_score(group, column, top);
     const bool close = key != NEVER && (!(score_of_key(key) < least) || key == top);
@@ -279,7 +282,7 @@ struct ServiceWarp : ExactWarp {
     if (RACES == 1 ? undecided : __any_sync(0xffffffffu, undecided)) {  // the same in all lanes
       key = close || !plan::SCORED ? key : NEVER;
       if (key != NEVER && undecided)
-        key = exact_key(group, column, step, blockIdx.x * plan::ROWS + static_cast<u32>(best.row),
+        key = precise_key(group, column, step, blockIdx.x * plan::ROWS + static_cast<u32>(best.row),
                         best.logit);
       if constexpr (!plan::SCORED) best.key = key;
       top = race_max(key);
@@ -292,7 +295,7 @@ struct ServiceWarp : ExactWarp {
     return word_key(word) != NEVER && !(score_of_key(word_key(word)) < least);
   }
 
-  // The best of the words that may have won, by exact scores. Through shared memory and rolled up,
+  // The best of the words that may have won, by precise scores. Through shared memory and rolled up,
   // because it is rare and registers are few.
   __device__ __forceinline__ int closest(const Gathered& gathered, float least, int group,
                                          int column, int step) const {
@@ -309,7 +312,7 @@ struct ServiceWarp : ExactWarp {
       if (low == NO_CONTENDER) continue;
       const int other = Gathered::token_of(low, block);
       const int key =
-          exact_key(group, column, step, static_cast<u32>(other), step_value(low >> 16));
+          precise_key(group, column, step, static_cast<u32>(other), step_value(low >> 16));
       if (key > best) {  // the lowest block of equals stays
         best = key;
         token = other;
@@ -320,7 +323,7 @@ struct ServiceWarp : ExactWarp {
   }
 
   // The token that a column's words agree on. Where approximate scores are too close, every block
-  // computes the exact ones of the few rows that may have won, from the step logits in their words.
+  // computes the precise ones of the few rows that may have won, from the step logits in their words.
   __device__ __forceinline__ int settle(const Gathered& gathered, int round, int column) const {
 #if WTS_EXACT
     return settle_exactly(gathered, round, column);

@@ -10,21 +10,21 @@
 
 namespace wts {
 
-// Whether a round must be judged again, exactly: all warps that multiply together say the same.
+// Whether a round must be judged again, precisely: all warps that multiply together say the same.
 __device__ __forceinline__ bool again(int warp, bool settled) {
   if constexpr (plan::WARPGROUPS) return warpgroup_any(warp / plan::OPERAND_WARPS, !settled);
   return !settled;
 }
 
 // Multiplies once and leaves the warp's best rows; false where approximate scores are too close.
-template <typename Exact>
+template <typename Precise>
 __device__ __forceinline__ bool sweep_once(const WalkArgs& args, Shared& shared,
                                            const ResidentWeights& weights, Ring& ring, int round,
-                                           Exact exact, float (&limit)[plan::COLUMN_BLOCKS]) {
+                                           Precise precise, float (&limit)[plan::COLUMN_BLOCKS]) {
   Offers offers;
-  multiply(args, shared, weights, ring, round, exact, limit, offers);
+  multiply(args, shared, weights, ring, round, precise, limit, offers);
   if constexpr (plan::SAMPLED)
-    return post_contests(shared, warp_index(), lane_index(), round, offers, exact, limit);
+    return post_contests(shared, warp_index(), lane_index(), round, offers, precise, limit);
   post_best(shared, warp_index(), lane_index(), round, offers);
   return true;
 }
@@ -35,16 +35,16 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
 #pragma unroll
   for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) limit[block] = -minus_infinity();
   if constexpr (!plan::SAMPLED) {
-    sweep_once(args, shared, weights, ring, round, Nearly{}, limit);
-  } else if constexpr (plan::EXACT_APART) {
-    const bool settled = sweep_once(args, shared, weights, ring, round, Nearly{}, limit);
+    sweep_once(args, shared, weights, ring, round, Roughly{}, limit);
+  } else if constexpr (plan::PRECISE_APART) {
+    const bool settled = sweep_once(args, shared, weights, ring, round, Roughly{}, limit);
     if (again(warp_index(), settled))
-      sweep_once(args, shared, weights, ring, round, Exactly{}, limit);
+      sweep_once(args, shared, weights, ring, round, Precisely{}, limit);
   } else {
 #pragma unroll 1
-    for (bool exact = false;; exact = true) {
-      const bool settled = sweep_once(args, shared, weights, ring, round, exact, limit);
-      if (exact || !again(warp_index(), settled)) break;
+    for (bool precise = false;; precise = true) {
+      const bool settled = sweep_once(args, shared, weights, ring, round, precise, limit);
+      if (precise || !again(warp_index(), settled)) break;
     }
   }
   warp_arrive(&shared.candidates_ready[round_slot(round)]);

@@ -20,9 +20,13 @@ from wts.plan.layout import shared_layout
 from wts.plan.residency import ResidencyPlan
 from wts.plan.units import (
     EXACT_ROWS,
+    EXACT_SOURCE_WORDS,
     FRAGMENT_BYTES,
+    LARGEST_EXACT_PRODUCT,
+    LEAST_EXACT_PRODUCT,
     LEAST_TEMPERATURE,
     PAIR_ROWS,
+    SCALE_LIMITS,
     SLAB_BYTES,
     TILE_ROWS,
     TILES_JUDGED,
@@ -33,9 +37,13 @@ from wts.plan.units import (
 
 __all__ = [
     "EXACT_ROWS",
+    "EXACT_SOURCE_WORDS",
     "FRAGMENT_BYTES",
+    "LARGEST_EXACT_PRODUCT",
+    "LEAST_EXACT_PRODUCT",
     "LEAST_TEMPERATURE",
     "PAIR_ROWS",
+    "SCALE_LIMITS",
     "SLAB_BYTES",
     "TILES_JUDGED",
     "TILE_ROWS",

@@ -7,7 +7,10 @@ from typing import TYPE_CHECKING
 from wts.numbers import HEAD_KINDS, NUMBER_TYPES
 from wts.plan.layout import fragment_storage, ring_barriers, ring_places
 from wts.plan.units import (
+    EXACT_SOURCE_WORDS,
     FRAGMENT_BYTES,
+    LARGEST_EXACT_PRODUCT,
+    LEAST_EXACT_PRODUCT,
     LEAST_TEMPERATURE,
     SCALE_LIMITS,
     SERVICE_WARPS,
@@ -127,6 +130,7 @@ def render_header(plan: ResidencyPlan) -> str:
         "CANDIDATES": plan.candidates,
         "CANDIDATE_SLOTS": plan.candidate_slots,
         "SCALE_LIMITS": SCALE_LIMITS,
+        "EXACT_SOURCE_WORDS": EXACT_SOURCE_WORDS,
         "EXACT_LATENT": plan.exact_latent,
         "EXACT_LATENT_SLOTS": plan.exact_latent_slots,
         "PARKED_NOISE": plan.parked_noise,
@@ -144,7 +148,7 @@ def render_header(plan: ResidencyPlan) -> str:
         "WARPGROUPS": plan.warpgroups,
         "HIDDEN_INSIDE": plan.hidden_inside,
         "NOISE_AHEAD": plan.noise_ahead,
-        "EXACT_APART": int(plan.exact_apart),
+        "PRECISE_APART": int(plan.precise_apart),
         "SCORED": plan.scored,
         "WIDE": plan.wide,
         "SAMPLED": plan.sampled,
@@ -172,7 +176,12 @@ def render_header(plan: ResidencyPlan) -> str:
     for name, descriptor in _matrix_descriptors(plan).items():
         lines.append(f"constexpr unsigned long long {name} = {descriptor:#x}ull;")
     lines += [f"constexpr bool {n} = {'true' if v else 'false'};" for n, v in flags.items()]
-    lines.append(f"constexpr float LEAST_TEMPERATURE = {LEAST_TEMPERATURE!r}f;")
+    fractions = {
+        "LEAST_TEMPERATURE": LEAST_TEMPERATURE,
+        "LEAST_EXACT_PRODUCT": LEAST_EXACT_PRODUCT,
+        "LARGEST_EXACT_PRODUCT": LARGEST_EXACT_PRODUCT,
+    }
+    lines += [f"constexpr float {name} = {value!r}f;" for name, value in fractions.items()]
     lines.append("constexpr bool TRACE = WTS_TRACE;")
     lines.append("}  // namespace plan\n}  // namespace wts\n")
     return "\n".join(lines)

@@ -529,8 +529,8 @@ class ResidencyPlan:
         return self.async_tiles * self.slabs
 
     @property
-    def exact_apart(self) -> bool:
-        """Whether sampled rows that are too close are judged again by code of its own.
+    def precise_apart(self) -> bool:
+        """Whether sampled rows that are too close have their precise scores by code of its own.
 
         So much code is slow to fetch, where warpgroups judge eight requests. Lone warps of few
         requests have no registers to spare for it.
@@ -540,7 +540,7 @@ class ResidencyPlan:
     @property
     def sweeps_written(self) -> int:
         """Sweeps in the kernel's code."""
-        return 1 + self.exact_apart
+        return 1 + self.precise_apart
 
     # ---- what is rendered for the kernel, packing and people -------------------------------
 
