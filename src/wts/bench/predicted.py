@@ -43,7 +43,7 @@ class Predicted:
 
 
 def predictions(records: Sequence[Record]) -> list[Predicted]:
-    """Walks of Markov heads, L2 cold, of the GPUs that are known by name.
+    """Walks of Markov heads in int8, L2 cold, of the GPUs that are known by name.
 
     Args:
         records: of bench "head"; of one run, or their points are compared all the same.
@@ -52,6 +52,7 @@ def predictions(records: Sequence[Record]) -> list[Predicted]:
         r
         for r in records
         if (r["bench"], r["path"], r["head"], r["cache"]) == ("head", "wts", "markov", "cold")
+        and r["weights"] == "int8"
     ]
     longest: dict[tuple[object, ...], int] = {}
     for r in walks:

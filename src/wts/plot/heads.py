@@ -28,7 +28,7 @@ def heads(results: Results) -> Any | None:
         return None
     vocab = max(case.vocab for case in cases)
     batches = sorted({case.batch for case in cases if case.vocab == vocab})
-    figure = new_figure(1.5 + 4.2 * len(batches), 7.2)
+    figure = new_figure(max(9.0, 1.5 + 4.2 * len(batches)), 7.2)
     rows = figure.subplots(2, len(batches), sharey="row", squeeze=False)
     for place, batch in enumerate(batches):
         found = {
@@ -67,6 +67,7 @@ def heads(results: Results) -> Any | None:
                 at, whole, f"{whole:.2f} us, {whole / probe:.2f} x", ha="center", va="bottom"
             )
         parts.set_xticks(range(len(kinds)), kinds)
+        parts.margins(y=0.1)
         if labelled:
             parts.legend(fontsize=7, loc="upper left")
     rows[0][0].set_ylabel("complete call, us")

@@ -71,8 +71,9 @@ def load(folder: Path) -> Results:
 
 
 def _quantised(records: Sequence[Record]) -> list[Record]:
-    """Those of int8 weights: figures show no others."""
-    return [record for record in records if record["weights"] == "int8"]
+    """All but runs of walks with bf16 weights, which figures do not show (SGLang's always are)."""
+    others = {r["run_id"] for r in records if r["path"] == "wts" and r["weights"] == "bf16"}
+    return [record for record in records if record["run_id"] not in others]
 
 
 def number(record: Record, name: str) -> float:
