@@ -291,14 +291,40 @@ class ResidencyPlan:
         return self.unit_rows * self.block_units
 
     @property
+    def owned(self) -> bool:
+        """Whether a block takes tokens in for its own units only, and blocks exchange new states.
+
+        Few requests have the sums before exchanged instead, a step ahead, and every block takes in
+        all of a token: an exchange less while a step waits, but work that grows with requests.
+        """
+        return self.state > 0 and (self.groups > 1 or self.columns > 2)
+
+    @property
+    def word_units(self) -> int:
+        """Units of an exchanged word of new states: an RNN's has its latent element beside it."""
+        return 3 if self.kind == "domino" else 1
+
+    @property
+    def block_words(self) -> int:
+        """Words in which a block says the new states of its units."""
+        return -(-self.block_units // self.word_units)
+
+    @property
     def states(self) -> int:
         """Requests whose state is kept; the kernel's array has one where there is none."""
         return self.groups * self.columns if self.state else 1
 
     @property
     def early_words(self) -> int:
-        """64-bit words of a request in which blocks exchange inner sums of a step."""
-        return self.units * self.unit_words + self.projector_rows
+        """64-bit words of a request in which blocks exchange inner sums of a step, or new states."""
+        if self.owned:
+            return -(-self.units // self.block_units) * self.block_words
+        return self.units * self.unit_words
+
+    @property
+    def early_storage(self) -> int:
+        """Units of a request whose sums wait in every block; the kernel's array has at least one."""
+        return 1 if self.owned else max(1, self.units)
 
     @property
     def unit_bytes(self) -> int:
@@ -307,8 +333,11 @@ class ResidencyPlan:
 
     @property
     def joint_numbers(self) -> int:
-        """Sums of a request that an RNN's state is made of; one where there are none."""
-        return 2 * self.rank if self.kind == "rnn" else 1
+        """Sums of a request that an RNN's state is made of; one where there are none.
+
+        Where units are owned: the latent on its way from the words to its quantisation.
+        """
+        return (1 if self.owned else 2) * self.rank if self.kind == "rnn" else 1
 
     @property
     def part_slots(self) -> int:
@@ -323,7 +352,8 @@ class ResidencyPlan:
     @property
     def state_words(self) -> int:
         """64-bit words of the workspace for them, of every request."""
-        return self.early_slots * self.groups * self.columns * self.early_words
+        words = self.early_words + self.projector_rows
+        return self.early_slots * self.groups * self.columns * words
 
     @property
     def warpgroups(self) -> bool:
@@ -452,11 +482,10 @@ class ResidencyPlan:
     def later_tokens(self) -> int:
         """Tokens kept for latents that are fetched later; one where each is fetched at once.
 
-        A Domino head's sweeping warps want the tokens of all requests before any latent is made.
+        Where units are owned a token is taken in at once, whenever its latent is made.
         """
-        served = -(-self.columns // SERVICE_WARPS)
-        told = self.kind == "domino" and self.groups == 1 and served > self.served_together
-        return self.groups * self.columns if told or self.groups > self.latent_slots else 1
+        later = self.groups > self.latent_slots and not self.owned
+        return self.groups * self.columns if later else 1
 
     @property
     def parked_noise(self) -> int:
@@ -681,7 +710,6 @@ class ResidencyPlan:
             "HIDDEN_STORAGE": self.hidden if self.hidden_inside else 1,
             "UNITS": self.units,
             "UNIT_ROWS": self.unit_rows,
-            "UNIT_WORDS": self.unit_words,
             "UNIT_BYTES": self.unit_bytes,
             "EARLY_SLOTS": self.early_slots,
             "PART_SLOTS": self.part_slots,
@@ -690,7 +718,10 @@ class ResidencyPlan:
             "BLOCK_PROJECTIONS": self.block_projections,
             "JOINT_STORAGE": self.joint_numbers,
             "EARLY_COLUMNS": self.columns if self.units else 1,
-            "UNIT_STORAGE": max(1, self.units),
+            "EARLY_WORDS": self.early_words,
+            "WORD_UNITS": self.word_units,
+            "BLOCK_WORDS": self.block_words,
+            "UNIT_STORAGE": self.early_storage,
             "PROJECTOR_STORAGE": max(1, self.projector_rows),
             "VOCAB": self.vocab,
             "RANK": self.rank,
@@ -786,6 +817,7 @@ class ResidencyPlan:
         lines.append(f"#define WTS_WARPGROUPS {int(self.warpgroups)}")
         lines.append(f"#define WTS_EXACT {int(self.exact)}")
         lines.append(f"#define WTS_TENSOR {int(self.async_tiles > 0)}")
+        lines.append(f"#define WTS_OWNED {int(self.owned)}")
         lines.append(f"#define WTS_QUANTISED {int(self.quantised)}")
         lines.append("#define WTS_FRAGMENT_PLACE " + ", ".join(map(str, places)))
         lines.append("#define WTS_FRAGMENT_SOURCE " + ", ".join(map(str, sources)))
@@ -842,7 +874,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("hidden", 2 * hidden * plan.hidden_places * early, 16),
         ("own_part", plan.part_slots * 4 * plan.hidden_rows * early, 16),
         ("state", 2 * plan.states * max(1, plan.state), 16),
-        ("early", plan.unit_bytes * max(1, plan.units) * early, 16),
+        ("early", plan.unit_bytes * plan.early_storage * early, 16),
         ("joint", 2 * plan.joint_numbers * early, 16),
         ("projections", 4 * max(1, plan.projector_rows) * early, 16),
         ("team_token", 4 * SERVICE_WARPS, 16),
@@ -883,6 +915,14 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ]
     if plan.async_tiles:
         members += [("sums_made", 8 * plan.async_accumulators, 8), ("tensor_memory", 4, 4)]
+    if plan.owned:
+        sums = plan.unit_rows * plan.block_units
+        members += [
+            ("own_sum", plan.states * sums * 4, 16),
+            ("own_sums_made", 8 * groups, 8),
+            ("states_sent", 8 * groups, 8),
+            ("projections_sent", 8 * groups, 8),
+        ]
     layout, offset = [], 0
     for name, size, alignment in members:
         offset = -(-offset // alignment) * alignment
