@@ -103,10 +103,10 @@ __device__ __forceinline__ void rnn_run(const Byte* row, const float* early, int
 }
 
 // The new state of a unit of an RNN, from its rounded sums and the old one.
-__device__ __forceinline__ u16 rnn_state(float gate_sum, float candidate_sum, float old) {
+__device__ __forceinline__ u16 rnn_state(float gate_sum, float candidate_sum, const u16& old) {
   const float gate = rounded(sigmoid(gate_sum));
   const float candidate = rounded(tanh_of(candidate_sum));
-  const float kept = rounded(__fmul_rn(gate, old));
+  const float kept = rounded(__fmul_rn(gate, bf16_value(old)));
   const float taken = rounded(__fmul_rn(rounded(__fadd_rn(1.0f, -gate)), candidate));
   return bf16_bits(rounded(__fadd_rn(kept, taken)));
 }
@@ -115,15 +115,17 @@ __device__ __forceinline__ u16 rnn_state(float gate_sum, float candidate_sum, fl
 __device__ __forceinline__ void rnn_state_run(const u16* left, int first, u16* state) {
 #pragma unroll
   for (int i = first; i < first + RUN; ++i)
-    state[i] = rnn_state(bf16_value(left[i]), bf16_value(left[plan::RANK + i]), bf16_value(state[i]));
+    state[i] = rnn_state(bf16_value(left[i]), bf16_value(left[plan::RANK + i]), state[i]);
 }
 
 // The new state of a unit of a Domino head: R(W_ih e) and R(W_hh h) of resets, updates and candidates, and
 // the old one.
-__device__ __forceinline__ u16 domino_state(const float (&input)[3], const float (&sum)[3], float old) {
-  const float reset = sigmoid(__fadd_rn(input[0], sum[0]));
-  const float update = sigmoid(__fadd_rn(input[1], sum[1]));
-  const float fresh = tanh_of(__fadd_rn(input[2], __fmul_rn(reset, sum[2])));
+template <typename Input, typename Sum>
+__device__ __forceinline__ u16 domino_state(Input input, Sum sum, const u16& state) {
+  const float reset = sigmoid(__fadd_rn(input(0), sum(0)));
+  const float update = sigmoid(__fadd_rn(input(1), sum(1)));
+  const float fresh = tanh_of(__fadd_rn(input(2), __fmul_rn(reset, sum(2))));
+  const float old = bf16_value(state);
   const float next = __fadd_rn(fresh, __fmul_rn(update, __fadd_rn(old, -fresh)));
   return bf16_bits(rounded(next));
 }
@@ -146,9 +148,10 @@ __device__ __forceinline__ void take_in_token(const Byte* row, const u64* early,
       const auto of_row = [&](int kind) { return bf16_of_pair(input[kind][i / 2], i); };
       const u64 word = early[first + i];
       const u32 low = static_cast<u32>(word), high = static_cast<u32>(word >> 32);
-      const float inputs_of_unit[3] = {of_row(0), of_row(1), of_row(2)};
-      const float sums[3] = {bf16_value(low), bf16_of_pair(low, 1), bf16_value(high)};
-      state[first + i] = domino_state(inputs_of_unit, sums, bf16_value(state[first + i]));
+      const auto sum = [&](int kind) {
+        return kind == 1 ? bf16_of_pair(low, 1) : bf16_value(kind == 0 ? low : high);
+      };
+      state[first + i] = domino_state(of_row, sum, state[first + i]);
     }
   }
 }

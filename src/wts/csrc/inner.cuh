@@ -199,8 +199,9 @@ struct InnerWork {
   }
 
   // Asks for WORDS words from `slots` on, until all have come: MOST or fewer of a lane are on their way at
-  // once. `put` gets each whenever it was asked for, and whether it has come. `late` names a block.
-  template <int WORDS, int MOST, typename Come, typename Put, typename Late>
+  // once. `put` gets each, when all have come, or, where that takes fewer registers, whenever it was asked
+  // for. `late` names a block.
+  template <int WORDS, int MOST, bool ONCE, typename Come, typename Put, typename Late>
   __device__ __forceinline__ void gather_words(const u64* slots, int step, Come come, Put put,
                                                Late late) const {
     // Of a lane; more at once take registers that there are not, and so does an end of its own.
@@ -214,8 +215,8 @@ struct InnerWork {
 #pragma unroll 1
     for (int start = crew.member * 32; start < WORDS; start += Crew::LANES * AT_ONCE) {
       const int first = start + lane_index();
+      u64 words[AT_ONCE];
       for (u32 poll = 1;; ++poll) {
-        u64 words[AT_ONCE];
         int missing = WORDS;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
@@ -223,9 +224,8 @@ struct InnerWork {
 #pragma unroll
         for (int i = AT_ONCE - 1; i >= 0; --i) {
           const int index = index_of(first, i);
-          const bool has = come(words[i]);
-          if (!has) missing = index;
-          put(index, words[i], has);
+          if (!come(words[i])) missing = index;
+          if constexpr (!ONCE) put(index, words[i]);
         }
         if (!__any_sync(0xffffffffu, missing < WORDS)) break;
         if ((poll & 15u) == 0 && __any_sync(0xffffffffu, is_abandoned(shared))) break;
@@ -233,6 +233,10 @@ struct InnerWork {
           const u32 nearest = warp_max_unsigned(static_cast<u32>(WORDS - missing));
           report_timeout(args.status, &shared.abandoned, late(WORDS - static_cast<int>(nearest)), step);
         }
+      }
+      if constexpr (ONCE) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) put(index_of(first, i), words[i]);
       }
     }
   }
@@ -244,7 +248,7 @@ struct InnerWork {
     const int step = round_step(round);
     const u32 sequence = sequence_of_step(shared, step);
     const auto come = [&](u64 word) { return has_come<PROJECTOR>(word, sequence); };
-    const auto put = [&](int index, u64 word, bool) {
+    const auto put = [&](int index, u64 word) {
       if constexpr (PROJECTOR) {
         shared.projections[column][index] = sum_of(word);
       } else if constexpr (PACKED) {
@@ -258,7 +262,7 @@ struct InnerWork {
                        : index % max(plan::UNITS, 1) / plan::BLOCK_UNITS;
     };
     // Early words come during the step before.
-    gather_words<WORDS, 4>(early_slots<PROJECTOR>(args, sequence, request_of(round, column)),
+    gather_words<WORDS, 4, false>(early_slots<PROJECTOR>(args, sequence, request_of(round, column)),
                            PROJECTOR ? step : max(step - 1, 0), come, put, late);
   }
 

@@ -199,19 +199,20 @@ struct LatentWarp {
 #if WTS_OWNED
   // The latents of a round, of what all blocks have made of its tokens.
   __device__ __forceinline__ void make_latents(int round) const {
-    if (HEAD == Head::RNN) {
-      wait_before_polling();
-      gather_states<SERVED, WORDS_OF_SERVANT>(InnerWork<Alone>{args, shared, {0, 0}}, round, column(0));
-      __syncwarp();
-    } else if (round_step(round) > 0) {  // the first token is base logits' alone
+    const bool projected = HEAD == Head::DOMINO && round_step(round) > 0;  // the first is zeros
+    if (projected)
       barrier_wait(&shared.projections_sent[round_group(round)],
                    static_cast<u32>(round_step(round) - 1) & 1u);
-      wait_before_polling();
-      gather_projections<SERVED>(args, shared, round, column(0));
-    }
+    wait_before_polling();
 #pragma unroll 1
     for (int served = 0; served < SERVED; ++served) {
       const int column = this->column(served);
+      if constexpr (HEAD == Head::RNN) {
+        gather_states<1, WORDS_OF_SERVANT>(InnerWork<Alone>{args, shared, {0, 0}}, round, column);
+        __syncwarp();
+      } else if (projected) {
+        gather_projections(args, shared, round, column);
+      }
       float latent[RUNS][RUN];
 #pragma unroll
       for (int run = 0; run < RUNS; ++run) {
@@ -222,7 +223,7 @@ struct LatentWarp {
         if constexpr (HEAD == Head::RNN) {
 #pragma unroll
           for (int i = 0; i < RUN; ++i) latent[run][i] = bf16_value(shared.joint[column][start + i]);
-        } else if (round_step(round) > 0) {
+        } else if (projected) {
           projected_run(shared.projections[column], start, latent[run]);
         }
       }

@@ -98,60 +98,55 @@ __device__ __forceinline__ void make_next_own_sums(const WalkArgs& args, Shared&
 // ---- taking in a token -------------------------------------------------------------------------
 
 // New states of this block's units, published, of the requests of a round from `first_column` on that have
-// these tokens. A lane makes a word.
+// these tokens. A lane makes a unit's; the first of a word's publishes it.
 template <int COUNT>
 __device__ __forceinline__ void take_in_own(const WalkArgs& args, Shared& shared, int round,
                                             int first_column, const int (&token)[COUNT]) {
-  constexpr int EACH = plan::WORD_UNITS, WORDS = COUNT * plan::BLOCK_WORDS;
-  if (first_own_unit() >= plan::UNITS) return;
+  constexpr int EACH = plan::WORD_UNITS, WORDS = COUNT * plan::BLOCK_WORDS, AT_ONCE = 32 / EACH;
+  const int here = min(plan::BLOCK_UNITS, plan::UNITS - first_own_unit()), lane = lane_index();
+  if (here <= 0) return;
   const u32 sequence = sequence_of_step(shared, round_step(round));
 #pragma unroll 1
-  for (int start = 0; start < WORDS; start += 32) {
-    const int index = min(start + lane_index(), WORDS - 1);  // idle lanes do the last word's work
+  for (int start = 0; start < WORDS; start += AT_ONCE) {
+    // Behind the last word, or unit, what others do is done again.
+    const int index = min(start + lane / EACH, WORDS - 1);
     const int which = index / plan::BLOCK_WORDS, word = index % plan::BLOCK_WORDS;
+    const int own = min(word * EACH + lane % EACH, here - 1), unit = first_own_unit() + own;
     const int request = request_of(round, first_column + which);
     int chosen = token[0];
 #pragma unroll
     for (int i = 1; i < COUNT; ++i) chosen = which == i ? token[i] : chosen;
     const Byte* row = table_row(args, chosen);
-    float input[EACH][3];
-    int own[EACH];  // behind the last unit: some other's, read for nothing
+    float input[3], sum[3];
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      const int last = min(plan::BLOCK_UNITS, plan::UNITS - first_own_unit()) - 1;
-      own[i] = min(word * EACH + i, last);
-      const int unit = first_own_unit() + own[i];
-#pragma unroll
-      for (int kind = 0; kind < 3; ++kind) {
-        const int at = kind * plan::UNITS + unit;
-        if constexpr (HEAD == Head::RNN) {
-          input[i][kind] = __uint_as_float(load_global_4(row + 4 * at));
-        } else {
-          input[i][kind] = bf16_value(load_global_2(row + 2 * at));
-        }
+    for (int kind = 0; kind < 3; ++kind) {
+      const int at = kind * plan::UNITS + unit;
+      if constexpr (HEAD == Head::RNN) {
+        input[kind] = __uint_as_float(load_global_4(row + 4 * at));
+      } else {
+        input[kind] = bf16_value(load_global_2(row + 2 * at));
       }
     }
     barrier_wait(&shared.own_sums_made[round_group(round)], static_cast<u32>(round_step(round)) & 1u);
-    u64 result = 0;
 #pragma unroll
-    for (int i = 0; i < EACH; ++i) {
-      float sum[3];
+    for (int kind = 0; kind < 3; ++kind)
+      sum[kind] = shared.own_sum[request][kind * plan::BLOCK_UNITS + own];
+    const u16& old = shared.state[request][unit];
+    u64 result;
+    if constexpr (HEAD == Head::RNN) {
 #pragma unroll
-      for (int kind = 0; kind < 3; ++kind)
-        sum[kind] = shared.own_sum[request][kind * plan::BLOCK_UNITS + own[i]];
-      const float old = bf16_value(shared.state[request][first_own_unit() + own[i]]);
-      if constexpr (HEAD == Head::RNN) {
-#pragma unroll
-        for (int kind = 0; kind < 3; ++kind) sum[kind] = rounded(__fadd_rn(sum[kind], input[i][kind]));
-        const u32 latent = bf16_bits(rounded(tanh_of(sum[2])));
-        const u32 both = latent << 16 | rnn_state(sum[0], sum[1], old);
-        result = static_cast<u64>(both) << 32 | sequence;
-      } else {
-        result |= static_cast<u64>(domino_state(input[i], sum, old)) << 16 * i;
-      }
+      for (int kind = 0; kind < 3; ++kind) sum[kind] = rounded(__fadd_rn(sum[kind], input[kind]));
+      const u32 latent = bf16_bits(rounded(tanh_of(sum[2])));
+      result = static_cast<u64>(latent << 16 | rnn_state(sum[0], sum[1], old)) << 32 | sequence;
+    } else {
+      const u32 state = domino_state(
+          [&](int kind) { return input[kind]; }, [&](int kind) { return sum[kind]; }, old);
+      const u32 second = __shfl_sync(0xffffffffu, state, min(lane + 1, 31));
+      const u32 third = __shfl_sync(0xffffffffu, state, min(lane + 2, 31));
+      result = static_cast<u64>(third | sequence << 16) << 32 | second << 16 | state;
     }
-    if constexpr (PACKED) result |= static_cast<u64>(sequence & 0xffffu) << 48;
-    if (start + lane_index() < WORDS)
+    const bool first = lane % EACH == 0 && lane < AT_ONCE * EACH;
+    if (first && start + lane / EACH < WORDS)
       store_relaxed(early_slots<false>(args, sequence, request) +
                         static_cast<int>(blockIdx.x) * plan::BLOCK_WORDS + word,
                     result);
@@ -167,43 +162,40 @@ __device__ __forceinline__ void gather_states(const InnerWork<Crew>& work, int r
   const int step = round_step(round), first = request_of(round, first_column);
   const u32 sequence = sequence_of_step(shared, step);
   const auto come = [&](u64 word) { return has_come<false>(word, sequence); };
-  const auto put = [&](int index, u64 word, bool has) {
+  const auto put = [&](int index, u64 word) {
     const int which = index / plan::EARLY_WORDS, at = index % plan::EARLY_WORDS;
     const int own = at % plan::BLOCK_WORDS * plan::WORD_UNITS;
     const int unit = at / plan::BLOCK_WORDS * plan::BLOCK_UNITS + own;
     u16* state = shared.state[first + which];
     if constexpr (HEAD == Head::RNN) {
-      if (!has || unit >= plan::UNITS) return;
+      if (unit >= plan::UNITS) return;
       state[unit] = static_cast<u16>(word >> 32);
       shared.joint[first_column + which][unit] = static_cast<u16>(word >> 48);
     } else {
 #pragma unroll
       for (int i = 0; i < plan::WORD_UNITS; ++i)
-        if (has && own + i < plan::BLOCK_UNITS && unit + i < plan::UNITS)
+        if (own + i < plan::BLOCK_UNITS && unit + i < plan::UNITS)
           state[unit + i] = static_cast<u16>(word >> 16 * i);
     }
   };
   const auto late = [](int index) { return index % plan::EARLY_WORDS / plan::BLOCK_WORDS; };
   // They come once the step before is decided.
-  work.template gather_words<COUNT * plan::EARLY_WORDS, MOST>(early_slots<false>(work.args, sequence, first),
+  work.template gather_words<COUNT * plan::EARLY_WORDS, MOST, true>(early_slots<false>(work.args, sequence, first),
                                                               max(step - 1, 0), come, put, late);
 }
 
-// All blocks' projections of COUNT requests of a round, from a column on, by one warp.
-template <int COUNT>
+// All blocks' projections of a request of a round, by one warp.
 __device__ __forceinline__ void gather_projections(const WalkArgs& args, Shared& shared, int round,
-                                                   int first_column) {
+                                                   int column) {
   const InnerWork<Alone> work{args, shared, {0, 0}};
   const int step = round_step(round);
   const u32 sequence = sequence_of_step(shared, step);
   constexpr int ROWS = plan::PROJECTOR_ROWS;
   const auto come = [&](u64 word) { return has_come<true>(word, sequence); };
-  const auto put = [&](int index, u64 word, bool) {
-    shared.projections[first_column + index / ROWS][index % ROWS] = sum_of(word);
-  };
-  const auto late = [](int index) { return index % ROWS / plan::BLOCK_PROJECTIONS; };
-  const u64* slots = early_slots<true>(args, sequence, request_of(round, first_column));
-  work.gather_words<COUNT * ROWS, WORDS_OF_SERVANT>(slots, step, come, put, late);
+  const auto put = [&](int index, u64 word) { shared.projections[column][index] = sum_of(word); };
+  const auto late = [](int index) { return index / plan::BLOCK_PROJECTIONS; };
+  const u64* slots = early_slots<true>(args, sequence, request_of(round, column));
+  work.gather_words<ROWS, WORDS_OF_SERVANT, true>(slots, step, come, put, late);
   __syncwarp();
 }
 
