@@ -20,8 +20,8 @@
 // which is earlier than their own sweep.
 //
 // What is overwritten has been read:
-//   - own sums of step s + 1 are made when all of the group's words of s have come, this block's too, or
-//     behind latents made of them: so the token of s has been taken in.
+//   - own sums of step s + 1 are made behind the sweep of s, whose latents came of the group's words of s,
+//     this block's too: so the token of s has been taken in.
 //   - states are overwritten, and words put, when this block has published the words of s (states_sent, or
 //     the same warp has): it then saw all sweeping warps' own sums of s, made of the states before. An own
 //     unit's old state goes into its word, and is overwritten only by that.
@@ -39,23 +39,22 @@ constexpr int UNIT_ROWS = plan::UNIT_ROWS;
 // Requests whose vectors are multiplied at once, and pieces of work so many requests and a unit large.
 constexpr int PAIR = plan::COLUMNS % 2 == 0 ? 2 : 1;
 constexpr int SUM_ITEMS = plan::BLOCK_UNITS * plan::COLUMNS / PAIR;
-// One Domino group's are made in part before the sweep, while others' projections come.
-constexpr int SUM_ITEMS_BEFORE = HEAD == Head::DOMINO && plan::GROUPS == 1 ? SUM_ITEMS / 2 : 0;
-constexpr int WORDS_OF_SWEEPER = 6, WORDS_OF_SERVANT = 8;  // on their way at once, of a lane
+// Words of a lane on their way at once, as registers allow.
+constexpr int WORDS_OF_SWEEPER = 6, WORDS_OF_SERVANT = HEAD == Head::DOMINO && SERVED > 1 ? 4 : 8;
 
 __device__ __forceinline__ int first_own_unit() { return static_cast<int>(blockIdx.x) * plan::BLOCK_UNITS; }
 
 // ---- own sums ----------------------------------------------------------------------------------
 
-// Some of this block's sums for the token that a round takes in, of the states before it.
-__device__ __forceinline__ void make_own_sums(const SweepersWork& work, int round, int from, int to) {
+// This block's sums for the token that a round takes in, of the states before it.
+__device__ __forceinline__ void make_own_sums(const SweepersWork& work, int round) {
   Shared& shared = work.shared;
   constexpr int SUMS = PAIR * UNIT_ROWS;
   // A lane keeps the sum of one row and one request.
   const int lane = lane_index(), mine = min(lane, SUMS - 1);
   const int kind = mine % UNIT_ROWS, vector = mine / UNIT_ROWS;
 #pragma unroll 1
-  for (int item = from + work.crew.member; item < to; item += Sweepers::MEMBERS) {
+  for (int item = work.crew.member; item < SUM_ITEMS; item += Sweepers::MEMBERS) {
     const int own = item % plan::BLOCK_UNITS, column = item / plan::BLOCK_UNITS * PAIR;
     const int unit = first_own_unit() + own, request = request_of(round, column);
     if (unit >= plan::UNITS) continue;
@@ -72,6 +71,7 @@ __device__ __forceinline__ void make_own_sums(const SweepersWork& work, int roun
       shared.own_sum[request + vector][kind * plan::BLOCK_UNITS + own] =
           HEAD == Head::RNN ? __fadd_rn(part, all) : rounded(all);
   }
+  warp_arrive(&shared.own_sums_made[round_group(round)]);
 }
 
 // Before the first sweep: states are zeros.
@@ -82,17 +82,13 @@ __device__ __forceinline__ void begin_own_units(const WalkArgs& args, Shared& sh
   barrier_wait(&shared.state_landed, 0);
   work.crew.sync();
 #pragma unroll 1
-  for (int group = 0; group < plan::GROUPS; ++group) {
-    make_own_sums(work, group, 0, SUM_ITEMS);
-    warp_arrive(&shared.own_sums_made[group]);
-  }
+  for (int group = 0; group < plan::GROUPS; ++group) make_own_sums(work, group);
 }
 
-// Behind the sweep of a round: the rest of the sums for the group's next token.
+// Behind the sweep of a round: the sums for the group's next token.
 __device__ __forceinline__ void make_next_own_sums(const WalkArgs& args, Shared& shared, int round) {
-  if (round_step(round) + 1 >= args.num_steps) return;
-  make_own_sums(sweepers_work(args, shared), round + plan::GROUPS, SUM_ITEMS_BEFORE, SUM_ITEMS);
-  warp_arrive(&shared.own_sums_made[round_group(round)]);
+  if (round_step(round) + 1 < args.num_steps)
+    make_own_sums(sweepers_work(args, shared), round + plan::GROUPS);
 }
 
 // ---- taking in a token -------------------------------------------------------------------------
@@ -238,8 +234,6 @@ __device__ __forceinline__ void project_step(const WalkArgs& args, Shared& share
       warp_arrive(&shared.projections_sent[group]);
     }
   }
-  if (SUM_ITEMS_BEFORE > 0 && step + 1 < args.num_steps)
-    make_own_sums(work, step + 1, 0, SUM_ITEMS_BEFORE);
 }
 
 #endif
