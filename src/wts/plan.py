@@ -316,14 +316,14 @@ class ResidencyPlan:
 
     @property
     def early_words(self) -> int:
-        """64-bit words of a request in which blocks exchange inner sums of a step, or new states."""
+        """64-bit words of a request in which blocks exchange inner sums, or new states."""
         if self.owned:
             return -(-self.units // self.block_units) * self.block_words
         return self.units * self.unit_words
 
     @property
     def early_storage(self) -> int:
-        """Units of a request whose sums wait in every block; the kernel's array has at least one."""
+        """Units of a request whose sums wait in every block; one where there are none."""
         return 1 if self.owned else max(1, self.units)
 
     @property

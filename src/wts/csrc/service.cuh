@@ -514,23 +514,24 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   if (self.leads()) finish_one(0);
 
 #if WTS_OWNED
+  // A step's groups are all concluded before latents of the next one are made.
 #pragma unroll 1
-  for (int step = 0; step < args.num_steps; ++step) {
-    const int first = step * plan::GROUPS;
+  for (int round = 0; round < rounds; ++round) {
+    if (round_group(round) == 0) {
 #pragma unroll 1
-    for (int group = 0; group < plan::LATENT_SLOTS; ++group) self.make_latents(first + group);
-#pragma unroll 1
-    for (int turn = 0; turn < plan::GROUPS + plan::EXCHANGE_LAG; ++turn) {
-      if (turn < plan::GROUPS) {
-        if (FIRST) stage(first + turn + AHEAD);
-        self.publish(first + turn);
-        if (!FIRST) stage(first + turn + AHEAD);
-      }
-      if (turn >= plan::EXCHANGE_LAG) self.conclude(first + turn - plan::EXCHANGE_LAG);
-      if (plan::GROUPS == 1) finish_one(first + 1);
-      // The slot of the latents that were just swept is free.
-      if (turn + plan::LATENT_SLOTS < plan::GROUPS) self.make_latents(first + turn + plan::LATENT_SLOTS);
+      for (int group = 0; group < plan::LATENT_SLOTS; ++group) self.make_latents(round + group);
     }
+    if (FIRST) stage(round + AHEAD);
+    self.publish(round);
+    if (!FIRST) stage(round + AHEAD);
+    const bool first = round_group(round) == 0, last = round_group(round) == plan::GROUPS - 1;
+#pragma unroll 1
+    for (int turn = first ? 0 : -plan::EXCHANGE_LAG; turn <= (last ? 0 : -plan::EXCHANGE_LAG); ++turn)
+      self.conclude(round + turn);
+    finish_one(round + 1);
+    // The slot of the latents that were just swept is free.
+    if (round_group(round) + plan::LATENT_SLOTS < plan::GROUPS)
+      self.make_latents(round + plan::LATENT_SLOTS);
   }
 #else
 #pragma unroll 1
