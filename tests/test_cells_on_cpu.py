@@ -84,12 +84,12 @@ def test_greedy_walks(kind: Any, vocab: int, rank: int, blocks: int, batch: int)
 
 
 @pytest.mark.parametrize("kind", HEADS)
-@pytest.mark.parametrize("batch", [1, 3, 6])
+@pytest.mark.parametrize("batch", [1, 3, 6, 10])
 def test_sampled_walks(kind: Any, batch: int) -> None:
     head = head_of(kind, 400, 128)
     plan = plan_of(head, batch=batch, blocks=2, sampled=True)
     base, anchor, hidden = inputs(head, batch, 3)
-    temperatures = torch.tensor([1.0, 0.0, 0.6, 2.0, 1.0, 0.8])[:batch].clone()
+    temperatures = torch.tensor([1.0, 0.0, 0.6, 2.0, 1.0, 0.8] * 2)[:batch].clone()
     results = []
     for walk in (Simulator(head, plan), Walker(head, plan, backend="emulator")):
         noise = Noise(key=77, offset=torch.tensor([5]))
@@ -168,6 +168,22 @@ def test_any_schedule(kind: Any) -> None:
         assert torch.equal(tokens, walker(base, anchor, hidden=hidden))
 
 
+@pytest.mark.parametrize("kind", [RnnHead, DominoHead])
+@pytest.mark.parametrize("blocks", [3, 5])
+def test_any_schedule_of_groups(kind: Any, blocks: int) -> None:
+    """Two groups whose units blocks own; of five blocks the last one has fewer units."""
+    head = head_of(kind, 640, 64)
+    plan = plan_of(head, batch=10, blocks=blocks)
+    assert plan.owned
+    assert plan.groups == 2
+    assert (plan.units % plan.block_units == 0) == (plan.num_blocks == 3 and kind is DominoHead)
+    simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
+    for seed in range(4):
+        base, anchor, hidden = inputs(head, 10 - seed, 1 + seed % 4, seed)
+        tokens = simulator(base, anchor, hidden=hidden, seed=seed)
+        assert torch.equal(tokens, walker(base, anchor, hidden=hidden))
+
+
 @pytest.mark.parametrize("kind", HEADS)
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_the_gate_of_the_benchmark(kind: Any, temperature: float) -> None:
@@ -231,13 +247,15 @@ def test_a_block_that_never_comes_is_named_and_the_next_walk_is_right(
 
 
 @pytest.mark.parametrize("kind", [RnnHead, DominoHead])
-def test_products_of_the_exchange_before_are_not_taken(kind: Any) -> None:
-    """Every slot holds a large sum, whose number is one too small."""
+@pytest.mark.parametrize("batch", [2, 4])
+def test_products_of_the_exchange_before_are_not_taken(kind: Any, batch: int) -> None:
+    """Every slot holds a large sum, whose number is one too small; or states, likewise."""
     head = head_of(kind, 300, 64)
-    plan = plan_of(head, batch=2, blocks=3)
+    plan = plan_of(head, batch=batch, blocks=3)
+    assert plan.owned == (batch > 2)
     simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
     for seed in range(6):
-        base, anchor, hidden = inputs(head, 2, 4, seed)
+        base, anchor, hidden = inputs(head, batch, 4, seed)
         tokens = simulator(base, anchor, hidden=hidden, seed=seed)
         assert torch.equal(tokens, walker(base, anchor, hidden=hidden))
         simulator.state_slots.fill_((0x7149F2CA << 32) | (int(simulator.status[0]) - 1))  # 1e30

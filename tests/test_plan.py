@@ -37,7 +37,8 @@ def sweep_warps(plan: ResidencyPlan) -> int:
 def plan_of(**changes: Any) -> ResidencyPlan:
     """A plan of a published head on an H200, or of one that differs in what is named."""
     fields: dict[str, Any] = {"vocab": 151_936, "rank": 256, "gpu": hopper()} | changes
-    keys = {"vocab", "rank", "table_rows", "table_type", "mapped"} & fields.keys()
+    names = {"vocab", "rank", "table_rows", "table_type", "mapped", "kind", "state", "hidden"}
+    keys = names & fields.keys()
     shape = Shape(**{key: fields.pop(key) for key in keys})
     return plan_residency(shape, fields.pop("gpu"), **fields)
 
@@ -270,7 +271,7 @@ class TestEveryPlan:
         assert listed is not None
         offsets = [int(word) for word in listed[1].split(",")]
         size = FRAGMENT_BYTES * plan.operand_warps
-        fragments = plan.warp_tiles * plan.slabs
+        fragments = plan.fragments
         assert sorted(offsets) == list(range(0, fragments * size, size))
         stored = plan.stored_order()
         assert offsets == [stored[t * plan.slabs + s] * size for t, s in plan.sweep_order()]
@@ -379,6 +380,32 @@ class TestArguments:
         assert message.startswith(f"{argument}: wanted ")
         assert wanted in message
         assert f"found {value!r}" in message
+
+
+class TestOwnedUnits:
+    """States of more than two requests: blocks exchange them, and no sums of all units wait."""
+
+    @pytest.mark.parametrize(("kind", "state"), [("rnn", 256), ("domino", 1024)])
+    @pytest.mark.parametrize("batch", [1, 2, 3, 8, 16])
+    def test_are_those_of_more_than_two_requests(self, kind: Any, state: int, batch: int) -> None:
+        plan = plan_of(kind=kind, state=state, hidden=2560, batch=batch)
+        assert plan.owned == (batch > 2)
+        sums = 3 * state if kind == "rnn" else state
+        states = state if kind == "rnn" else 128 * 3  # eight units of 128 blocks, three a word
+        assert plan.early_words == (states if batch > 2 else sums)
+        names = [name for name, _ in shared_layout(plan)]
+        assert ("own_sum" in names) == (batch > 2)
+        assert plan.later_tokens == 1
+
+    @pytest.mark.parametrize("kind", ["markov", "gated"])
+    def test_no_other_head_has_them(self, kind: Any) -> None:
+        hidden = 2560 if kind == "gated" else 0
+        assert not any(plan_of(kind=kind, hidden=hidden, batch=b).owned for b in (1, 4, 16, 64))
+
+    def test_four_requests_of_a_domino_head_are_wholly_resident(self) -> None:
+        """Sums of all units, 32 KB of a block, would have left no room."""
+        plan = plan_of(kind="domino", state=1024, hidden=2560, batch=4)
+        assert plan.resident_share == 1
 
 
 class TestPublishedHeads:

@@ -105,7 +105,15 @@ INT8_CHOICES = {
         Choice("mma", 2, 38, 4, 5, (216, 72)),
         Choice("mma", 1, 41, 6, 5, (224, 56)),
     ),
+    # Of units that are owned, service warps hold many words; a Domino head's states leave
+    # no room for a long ring.
+    "greedy, rnn": (
+        Choice("wgmma", 8, 34, 0, 4, (208, 88), 2),
+        Choice("mma", 4, 38, 4, 5, (216, 72)),
+    ),
     "greedy, domino": (
+        Choice("wgmma", 8, 28, 0, 2, (216, 72), 2),
+        Choice("mma", 4, 38, 2, 5, (216, 72)),
         Choice("mma", 2, 40, 4, 5, (224, 56)),
         Choice("mma", 1, 42, 6, 5, (224, 56)),
     ),

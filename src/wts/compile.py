@@ -37,6 +37,7 @@ _SOURCES = (
     "walk.cu",
     "service.cuh",
     "inner.cuh",
+    "own_units.cuh",
     "latents.cuh",
     "exact.cuh",
     "cells.cuh",

@@ -11,8 +11,11 @@ namespace wts {
 enum class Head { MARKOV, GATED, RNN, DOMINO };
 constexpr Head HEAD = static_cast<Head>(plan::HEAD);
 constexpr bool STATEFUL = HEAD == Head::RNN || HEAD == Head::DOMINO;
-// Whether blocks share out and exchange inner sums that need no token.
-constexpr bool EARLY = STATEFUL || plan::HIDDEN_INSIDE;
+// Whether a block takes in tokens for units of its own, and blocks exchange the states they leave.
+constexpr bool OWNED = WTS_OWNED;
+// Whether blocks share out and exchange inner sums that need no token, ahead of it.
+constexpr bool EARLY = (STATEFUL && !OWNED) || plan::HIDDEN_INSIDE;
+static_assert(!EARLY || plan::GROUPS == 1, "several groups' units are owned");
 
 // One group's requests may be fewer than the service warps: then TEAM of them make a latent together.
 constexpr int SERVED = (plan::COLUMNS + plan::SERVICE_WARPS - 1) / plan::SERVICE_WARPS;
@@ -99,16 +102,32 @@ __device__ __forceinline__ void rnn_run(const Byte* row, const float* early, int
   }
 }
 
+// The new state of a unit of an RNN, from its rounded sums and the old one.
+__device__ __forceinline__ u16 rnn_state(float gate_sum, float candidate_sum, const u16& old) {
+  const float gate = rounded(sigmoid(gate_sum));
+  const float candidate = rounded(tanh_of(candidate_sum));
+  const float kept = rounded(__fmul_rn(gate, bf16_value(old)));
+  const float taken = rounded(__fmul_rn(rounded(__fadd_rn(1.0f, -gate)), candidate));
+  return bf16_bits(rounded(__fadd_rn(kept, taken)));
+}
+
 // The new state of a run, in place, from what rnn_run has left, RANK apart.
 __device__ __forceinline__ void rnn_state_run(const u16* left, int first, u16* state) {
 #pragma unroll
-  for (int i = first; i < first + RUN; ++i) {
-    const float gate = rounded(sigmoid(bf16_value(left[i])));
-    const float candidate = rounded(tanh_of(bf16_value(left[plan::RANK + i])));
-    const float kept = rounded(__fmul_rn(gate, bf16_value(state[i])));
-    const float taken = rounded(__fmul_rn(rounded(__fadd_rn(1.0f, -gate)), candidate));
-    state[i] = bf16_bits(rounded(__fadd_rn(kept, taken)));
-  }
+  for (int i = first; i < first + RUN; ++i)
+    state[i] = rnn_state(bf16_value(left[i]), bf16_value(left[plan::RANK + i]), state[i]);
+}
+
+// The new state of a unit of a Domino head: R(W_ih e) and R(W_hh h) of resets, updates and candidates, and
+// the old one.
+template <typename Input, typename Sum>
+__device__ __forceinline__ u16 domino_state(Input input, Sum sum, const u16& state) {
+  const float reset = sigmoid(__fadd_rn(input(0), sum(0)));
+  const float update = sigmoid(__fadd_rn(input(1), sum(1)));
+  const float fresh = tanh_of(__fadd_rn(input(2), __fmul_rn(reset, sum(2))));
+  const float old = bf16_value(state);
+  const float next = __fadd_rn(fresh, __fmul_rn(update, __fadd_rn(old, -fresh)));
+  return bf16_bits(rounded(next));
 }
 
 // A Domino head takes in a token: the GRU of one request, in place; row: R(W_ih e) in bf16, resets,
@@ -129,12 +148,10 @@ __device__ __forceinline__ void take_in_token(const Byte* row, const u64* early,
       const auto of_row = [&](int kind) { return bf16_of_pair(input[kind][i / 2], i); };
       const u64 word = early[first + i];
       const u32 low = static_cast<u32>(word), high = static_cast<u32>(word >> 32);
-      const float reset = sigmoid(__fadd_rn(of_row(0), bf16_value(low)));
-      const float update = sigmoid(__fadd_rn(of_row(1), bf16_of_pair(low, 1)));
-      const float fresh = tanh_of(__fadd_rn(of_row(2), __fmul_rn(reset, bf16_value(high))));
-      const float old = bf16_value(state[first + i]);
-      const float next = __fadd_rn(fresh, __fmul_rn(update, __fadd_rn(old, -fresh)));
-      state[first + i] = bf16_bits(rounded(next));
+      const auto sum = [&](int kind) {
+        return kind == 1 ? bf16_of_pair(low, 1) : bf16_value(kind == 0 ? low : high);
+      };
+      state[first + i] = domino_state(of_row, sum, state[first + i]);
     }
   }
 }
@@ -157,39 +174,54 @@ __device__ __forceinline__ float add_sums(float (&sums)[4]) {
   return sums[0];
 }
 
-// Rows of weights times a vector, both bf16, as the emulator's lane_product sums them: element i is of
+// Rows of weights times vectors, both bf16, as the emulator's lane_product sums them: element i is of
 // sum i mod 4 of lane i / 8 mod 32; then trees over sums and lanes. The same in all lanes. Rows lie
-// `apart` elements apart.
-template <int ROWS, int LENGTH>
+// `apart` elements apart, vectors LENGTH; what is read of a row serves all vectors.
+template <int ROWS, int LENGTH, int VECTORS>
 __device__ __forceinline__ void lane_products(const u16* weight, int apart, const u16* vector, int lane,
-                                              float (&sum)[ROWS]) {
+                                              float (&sum)[VECTORS][ROWS]) {
   const u32 weights = shared_address(weight), elements = shared_address(vector);
-  float sums[ROWS][4] = {};
-  constexpr int AT_ONCE = ROWS > 1 ? 1 : 2;  // registers are few
+  float sums[VECTORS][ROWS][4] = {};
+  constexpr int AT_ONCE = ROWS * VECTORS > 1 ? 1 : 2;  // registers are few
 #pragma unroll AT_ONCE
   for (int turn = 0; turn < (LENGTH + 255) / 256; ++turn) {
     const int first = (turn * 32 + lane) * 8;
     if (LENGTH % 256 != 0 && first >= LENGTH) break;
-    u32 of_vector[4];
-    load_shared_16(of_vector, elements + first * 2);
+    u32 of_vector[VECTORS][4];
+#pragma unroll
+    for (int v = 0; v < VECTORS; ++v)
+      load_shared_16(of_vector[v], elements + (v * LENGTH + first) * 2);
 #pragma unroll
     for (int row = 0; row < ROWS; ++row) {
       u32 of_row[4];
       load_shared_16(of_row, weights + (row * apart + first) * 2);
 #pragma unroll
-      for (int i = 0; i < 8; ++i)
-        sums[row][i % 4] = fmaf(bf16_of_pair(of_row[i / 2], i), bf16_of_pair(of_vector[i / 2], i),
-                                sums[row][i % 4]);
+      for (int v = 0; v < VECTORS; ++v)
+#pragma unroll
+        for (int i = 0; i < 8; ++i)
+          sums[v][row][i % 4] = fmaf(bf16_of_pair(of_row[i / 2], i),
+                                     bf16_of_pair(of_vector[v][i / 2], i), sums[v][row][i % 4]);
     }
   }
   __syncwarp();
 #pragma unroll
-  for (int row = 0; row < ROWS; ++row) sum[row] = add_sums(sums[row]);
+  for (int v = 0; v < VECTORS; ++v)
+#pragma unroll
+    for (int row = 0; row < ROWS; ++row) sum[v][row] = add_sums(sums[v][row]);
 #pragma unroll
   for (int bit = 16; bit > 0; bit /= 2)
 #pragma unroll
-    for (int row = 0; row < ROWS; ++row)
-      sum[row] = __fadd_rn(sum[row], __int_as_float(lane_across(__float_as_int(sum[row]), bit)));
+    for (int v = 0; v < VECTORS; ++v)
+#pragma unroll
+      for (int row = 0; row < ROWS; ++row)
+        sum[v][row] =
+            __fadd_rn(sum[v][row], __int_as_float(lane_across(__float_as_int(sum[v][row]), bit)));
+}
+
+template <int ROWS, int LENGTH>
+__device__ __forceinline__ void lane_products(const u16* weight, int apart, const u16* vector, int lane,
+                                              float (&sum)[ROWS]) {
+  lane_products<ROWS, LENGTH, 1>(weight, apart, vector, lane, reinterpret_cast<float(&)[1][ROWS]>(sum));
 }
 
 // ---- quantisation (wts/pack.py) ----------------------------------------------------------------

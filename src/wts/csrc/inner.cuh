@@ -1,18 +1,16 @@
 // Inner sums: what a latent needs of states and hidden states, and no token. Blocks share out the rows,
-// multiply, and exchange the sums. Who does it is a crew of warps:
-//   - where there is one group, the sweeping warps gather sums and multiply hidden states while they would
-//     wait for latents, and a Domino head's take in tokens: shared memory is then not busy with a sweep,
-//     which such work would slow down, and be slowed down by;
-//   - an RNN's state is the service warps': its sums have to be under way while the step is swept;
-//   - of several groups, each service warp does all for its requests.
+// multiply, and, of few requests, exchange the sums (of more: own_units.cuh). Who does it is a crew of warps:
+//   - the sweeping warps gather sums and multiply hidden states while they would wait for latents, and a
+//     Domino head's take in tokens: shared memory is then not busy with a sweep, which such work would slow
+//     down, and be slowed down by;
+//   - an RNN's state is the service warps': its sums have to be under way while the step is swept.
 #pragma once
 #include "cells.cuh"
 #include "exchange.cuh"
 
 namespace wts {
 
-constexpr bool ONE_GROUP = EARLY && plan::GROUPS == 1;
-constexpr bool SWEEPERS_TAKE_IN = ONE_GROUP && HEAD == Head::DOMINO;
+constexpr bool SWEEPERS_TAKE_IN = EARLY && HEAD == Head::DOMINO;
 
 // ---- waiting for other blocks ------------------------------------------------------------------
 
@@ -67,15 +65,14 @@ __device__ __forceinline__ void wait_before_polling() {
 // the words for s had been read. A gated head's words are published up to one step earlier, into twice as
 // many slots.
 constexpr bool PACKED = HEAD == Head::DOMINO;
-constexpr int EARLY_WORDS = plan::UNITS * plan::UNIT_WORDS;
 
 template <bool PROJECTOR>
 __device__ __forceinline__ u64* early_slots(const WalkArgs& args, u32 sequence, int request) {
-  constexpr int WORDS = PROJECTOR ? plan::PROJECTOR_ROWS : EARLY_WORDS;
+  constexpr int WORDS = PROJECTOR ? plan::PROJECTOR_ROWS : plan::EARLY_WORDS;
   constexpr int REQUESTS = plan::GROUPS * plan::COLUMNS;
   const int line = static_cast<int>(sequence % plan::EARLY_SLOTS) * REQUESTS + request;
   u64* first =
-      args.state_slots + (PROJECTOR ? 1ll * plan::EARLY_SLOTS * REQUESTS * EARLY_WORDS : 0ll);
+      args.state_slots + (PROJECTOR ? 1ll * plan::EARLY_SLOTS * REQUESTS * plan::EARLY_WORDS : 0ll);
   return first + static_cast<long long>(line) * WORDS;
 }
 
@@ -201,26 +198,25 @@ struct InnerWork {
     }
   }
 
-  // Puts all blocks' words of a request into shared memory; the crew has to wait for each other after.
-  template <bool PROJECTOR>
-  __device__ __forceinline__ void gather(int round, int column) const {
-    constexpr int WORDS = PROJECTOR ? plan::PROJECTOR_ROWS : EARLY_WORDS;
+  // Asks for WORDS words from `slots` on, until all have come: MOST or fewer of a lane are on their way at
+  // once. `put` gets each, when all have come, or, where that takes fewer registers, whenever it was asked
+  // for. `late` names a block.
+  template <int WORDS, int MOST, bool ONCE, typename Come, typename Put, typename Late>
+  __device__ __forceinline__ void gather_words(const u64* slots, int step, Come come, Put put,
+                                               Late late) const {
     // Of a lane; more at once take registers that there are not, and so does an end of its own.
-    constexpr int EACH = (WORDS + Crew::LANES - 1) / Crew::LANES, TURNS = (EACH + 3) / 4;
+    constexpr int EACH = (WORDS + Crew::LANES - 1) / Crew::LANES, TURNS = (EACH + MOST - 1) / MOST;
     constexpr int AT_ONCE = TURNS == 0 ? 1 : (EACH + TURNS - 1) / TURNS;
     constexpr bool EXACT = WORDS % (Crew::LANES * AT_ONCE) == 0;
     const auto index_of = [](int first, int i) {
       const int index = first + Crew::LANES * i;
       return EXACT ? index : min(index, WORDS - 1);
     };
-    const int step = round_step(round);
-    const u32 sequence = sequence_of_step(shared, step);
-    const u64* slots = early_slots<PROJECTOR>(args, sequence, request_of(round, column));
 #pragma unroll 1
     for (int start = crew.member * 32; start < WORDS; start += Crew::LANES * AT_ONCE) {
       const int first = start + lane_index();
+      u64 words[AT_ONCE];
       for (u32 poll = 1;; ++poll) {
-        u64 words[AT_ONCE];
         int missing = WORDS;
 #pragma unroll
         for (int i = 0; i < AT_ONCE; ++i)
@@ -228,27 +224,46 @@ struct InnerWork {
 #pragma unroll
         for (int i = AT_ONCE - 1; i >= 0; --i) {
           const int index = index_of(first, i);
-          if (!has_come<PROJECTOR>(words[i], sequence)) missing = index;
-          if constexpr (PROJECTOR) {
-            shared.projections[column][index] = sum_of(words[i]);
-          } else if constexpr (PACKED) {
-            reinterpret_cast<u64*>(shared.early[column])[index] = words[i];
-          } else {
-            reinterpret_cast<float*>(shared.early[column])[index] = sum_of(words[i]);
-          }
+          if (!come(words[i])) missing = index;
+          if constexpr (!ONCE) put(index, words[i]);
         }
         if (!__any_sync(0xffffffffu, missing < WORDS)) break;
         if ((poll & 15u) == 0 && __any_sync(0xffffffffu, is_abandoned(shared))) break;
         if ((poll & 255u) == 0 && out_of_time(args, shared, poll)) {
           const u32 nearest = warp_max_unsigned(static_cast<u32>(WORDS - missing));
-          const int index = WORDS - static_cast<int>(nearest);
-          const int block = PROJECTOR ? index / plan::BLOCK_PROJECTIONS
-                                      : index % max(plan::UNITS, 1) / plan::BLOCK_UNITS;
-          // Early words come during the step before.
-          report_timeout(args.status, &shared.abandoned, block, PROJECTOR ? step : max(step - 1, 0));
+          report_timeout(args.status, &shared.abandoned, late(WORDS - static_cast<int>(nearest)), step);
         }
       }
+      if constexpr (ONCE) {
+#pragma unroll
+        for (int i = 0; i < AT_ONCE; ++i) put(index_of(first, i), words[i]);
+      }
     }
+  }
+
+  // Puts all blocks' words of a request into shared memory; the crew has to wait for each other after.
+  template <bool PROJECTOR>
+  __device__ __forceinline__ void gather(int round, int column) const {
+    constexpr int WORDS = PROJECTOR ? plan::PROJECTOR_ROWS : plan::EARLY_WORDS;
+    const int step = round_step(round);
+    const u32 sequence = sequence_of_step(shared, step);
+    const auto come = [&](u64 word) { return has_come<PROJECTOR>(word, sequence); };
+    const auto put = [&](int index, u64 word) {
+      if constexpr (PROJECTOR) {
+        shared.projections[column][index] = sum_of(word);
+      } else if constexpr (PACKED) {
+        reinterpret_cast<u64*>(shared.early[column])[index] = word;
+      } else {
+        reinterpret_cast<float*>(shared.early[column])[index] = sum_of(word);
+      }
+    };
+    const auto late = [](int index) {
+      return PROJECTOR ? index / plan::BLOCK_PROJECTIONS
+                       : index % max(plan::UNITS, 1) / plan::BLOCK_UNITS;
+    };
+    // Early words come during the step before.
+    gather_words<WORDS, 4, false>(early_slots<PROJECTOR>(args, sequence, request_of(round, column)),
+                           PROJECTOR ? step : max(step - 1, 0), come, put, late);
   }
 
   // ---- products with hidden states, where the kernel makes them ----------------------------------
@@ -309,7 +324,7 @@ struct InnerWork {
   }
 };
 
-// ---- where there is one group ------------------------------------------------------------------
+// ---- where sums are exchanged ahead of the token -----------------------------------------------
 
 // Their barriers are behind those of warpgroups and of teams.
 constexpr int CREW_BARRIER = plan::SWEEP_WARPS / 4 + 1 + plan::SERVICE_WARPS;

@@ -1,7 +1,7 @@
 // How a service warp makes the latents of its columns: copied from the table, or by a latent function
 // whose inner sums all blocks share out.
 #pragma once
-#include "inner.cuh"
+#include "own_units.cuh"
 
 namespace wts {
 
@@ -132,10 +132,7 @@ struct LatentWarp {
 
   // ---- inner sums --------------------------------------------------------------------------------
 
-  // Of several groups, each service warp does the inner work of its columns; an RNN's team keeps its state
-  // anyway.
-  static constexpr bool WORKS = EARLY && !ONE_GROUP;
-  static_assert(!WORKS || TEAM == 1, "several groups have no teams");
+  static_assert(!OWNED || TEAM == 1, "a team makes all of a state");
   static_assert(!plan::HIDDEN_INSIDE || (TEAM > 1 && SERVED == 1), "a team has one column");
   __device__ __forceinline__ InnerWork<Crew<TEAM>> work() const {
     return {args, shared, crew()};
@@ -150,21 +147,10 @@ struct LatentWarp {
 
   // Before the first step.
   __device__ __forceinline__ void begin_states() const {
-    if constexpr (ONE_GROUP) begin_inner_work(args, shared, service());
-    if constexpr (WORKS) {
-      barrier_wait(&shared.state_landed, 0);
-#pragma unroll 1
-      for (int use = 0; use < plan::GROUPS * SERVED; ++use) {
-        const int group = use / SERVED, column = this->column(use % SERVED);
-        work().begin_state(request(group, column));
-        __syncwarp();
-        work().publish_early(group, column);
-      }
-    }
+    if constexpr (EARLY) begin_inner_work(args, shared, service());
   }
 
-  // Tells the sweeping warps the tokens of some columns. They take in all columns' before any latent can be
-  // made, so all are told before.
+  // Tells the sweeping warps the tokens of some columns.
   template <int COUNT>
   __device__ __forceinline__ void tell_tokens(int first_served, const int (&token)[COUNT]) const {
     if constexpr (SWEEPERS_TAKE_IN) {
@@ -184,14 +170,8 @@ struct LatentWarp {
     const int lane = team_lane();
     const Byte* row = table_row(token);
     const auto wait = [&] {
-      if constexpr (ONE_GROUP) await_sums(shared, round_step(round));
+      if constexpr (EARLY) await_sums(shared, round_step(round));
     };
-    if constexpr (WORKS) gather<false>(round, column);
-    if constexpr (WORKS && HEAD == Head::DOMINO) {
-      work().take_in(round, column, token);
-      __syncwarp();
-      if (round_step(round) > 0) work().publish_projections(round, column);
-    }
     if constexpr (HEAD == Head::DOMINO)
       if (round_step(round) > 0) {  // the first token is base logits' alone
         wait();
@@ -215,6 +195,45 @@ struct LatentWarp {
     }
     store_latent(latent, round, column);
   }
+
+#if WTS_OWNED
+  // The latents of a round, of what all blocks have made of its tokens.
+  __device__ __forceinline__ void make_latents(int round) const {
+    const bool projected = HEAD == Head::DOMINO && round_step(round) > 0;  // the first is zeros
+    if (projected)
+      barrier_wait(&shared.projections_sent[round_group(round)],
+                   static_cast<u32>(round_step(round) - 1) & 1u);
+    wait_before_polling();
+#pragma unroll 1
+    for (int served = 0; served < SERVED; ++served) {
+      const int column = this->column(served);
+      if constexpr (HEAD == Head::RNN) {
+        gather_states<1, WORDS_OF_SERVANT>(InnerWork<Alone>{args, shared, {0, 0}}, round, column);
+        __syncwarp();
+      } else if (projected) {
+        gather_projections(args, shared, round, column);
+      }
+      float latent[RUNS][RUN];
+#pragma unroll
+      for (int run = 0; run < RUNS; ++run) {
+        const int start = run_start(run, lane_index());
+#pragma unroll
+        for (int i = 0; i < RUN; ++i) latent[run][i] = 0.0f;
+        if (!run_exists(run, lane_index())) continue;
+        if constexpr (HEAD == Head::RNN) {
+#pragma unroll
+          for (int i = 0; i < RUN; ++i) latent[run][i] = bf16_value(shared.joint[column][start + i]);
+        } else if (projected) {
+          projected_run(shared.projections[column], start, latent[run]);
+        }
+      }
+      store_latent(latent, round, column);
+    }
+    if constexpr (plan::WARPGROUPS || ASYNC_TILES > 0)
+      fence_async_proxy();  // the tensor cores read these bytes
+    latents_sent(round);
+  }
+#endif
 
   // Puts a latent where the sweeping warps read it, quantised unless weights are bf16. All of the team
   // have come as far.
@@ -351,11 +370,11 @@ struct LatentWarp {
   __device__ __forceinline__ void latents_sent(int round) const {
     warp_arrive(&shared.latents_ready[latent_slot(round)]);
     if (leads() && round >= plan::GROUPS) mark(args, round - plan::GROUPS, LATENT_SENT);
-    if constexpr (HEAD == Head::RNN || WORKS) {
+    if constexpr (HEAD == Head::RNN && !OWNED) {
       if (round_step(round) + 1 >= args.num_steps) return;
 #pragma unroll 1
       for (int served = 0; served < SERVED; ++served) {
-        if constexpr (HEAD == Head::RNN) advance_state(round, column(served));
+        advance_state(round, column(served));
         work().publish_early(round + plan::GROUPS, column(served));
       }
     }

@@ -60,7 +60,7 @@ struct Shared {
   // The state of each request, and all blocks' inner sums with those of a round.
   alignas(16) unsigned short state[plan::STATES][plan::STATE];
   alignas(16) Byte early[plan::EARLY_COLUMNS][plan::UNIT_STORAGE * plan::UNIT_BYTES];
-  // RNN: what the state is made of once the latent is sent, in bf16.
+  // RNN: what the state is made of once the latent is sent, in bf16; of owned units, the latent.
   alignas(16) unsigned short joint[plan::EARLY_COLUMNS][plan::JOINT_STORAGE];
   alignas(16) float projections[plan::EARLY_COLUMNS][plan::PROJECTOR_STORAGE];
   // What warps that make a latent together tell each other: its token, their largest elements.
@@ -110,6 +110,15 @@ struct Shared {
   Barrier sums_made[plan::ASYNC_ACCUMULATORS];
   // Where the block's tensor memory begins.
   unsigned int tensor_memory;
+#endif
+#if WTS_OWNED
+  // This block's sums of its own units for each request's next token, kinds BLOCK_UNITS apart.
+  alignas(16) float own_sum[plan::STATES][plan::UNIT_ROWS * plan::BLOCK_UNITS];
+  // By group, one phase a step: that these are there, and that this block has published what it adds to
+  // all blocks' states and projections.
+  alignas(8) Barrier own_sums_made[plan::GROUPS];
+  Barrier states_sent[plan::GROUPS];
+  Barrier projections_sent[plan::GROUPS];
 #endif
 };
 

@@ -188,6 +188,27 @@ struct ServiceWarp : ExactWarp {
     latents_sent(round);
   }
 
+  // The tokens that the latents of a round, of some columns, are made of: taken in, kept for later, or
+  // fetching the latents.
+  template <int COUNT>
+  __device__ __forceinline__ void use_tokens(int round, int first_served,
+                                             const int (&token)[COUNT]) const {
+#if WTS_OWNED
+    take_in_own<COUNT>(args, shared, round, column(first_served), token);
+#else
+    if (LATER == 1 || round < plan::LATENT_SLOTS) send_latents<COUNT>(round, first_served, token);
+#endif
+  }
+
+  // So were those of all columns.
+  __device__ __forceinline__ void tokens_used(int round) const {
+#if WTS_OWNED
+    warp_arrive(&shared.states_sent[round_group(round)]);
+#else
+    if (LATER == 1 || round < plan::LATENT_SLOTS) latents_sent(round);
+#endif
+  }
+
   // The anchor is the caller's: outside the table it is clamped.
   __device__ __forceinline__ long long anchor_of(int request) const {
     return request < args.num_requests ? args.anchor[request * args.anchor_stride] : 0;
@@ -198,7 +219,7 @@ struct ServiceWarp : ExactWarp {
 
   // Asks L2 for the anchors' input rows, of one group: by warps with nothing else to ask for.
   __device__ __forceinline__ void prefetch_anchors() const {
-    if constexpr (ONE_GROUP) {
+    if constexpr (EARLY) {
       if (member() != 1 % TEAM || lane_index() >= SERVED) return;
       prefetch_l2(table_row(clamped(anchor_of(column(lane_index())))), plan::TABLE_ROW_BYTES);
     }
@@ -217,9 +238,9 @@ struct ServiceWarp : ExactWarp {
         shared.token[request % LATER] = token[0];
       keep_token(request, token[0]);
       tell_tokens<1>(served, token);
-      if (group < plan::LATENT_SLOTS) send_latents<1>(group, served, token);
+      use_tokens<1>(group, served, token);
     }
-    if (group < plan::LATENT_SLOTS) latents_sent(group);
+    tokens_used(group);
   }
 
   // Ordered key of the precise score of a token of the vocabulary.
@@ -435,7 +456,7 @@ struct ServiceWarp : ExactWarp {
         if (lane_index() == 0)
           shared.token[request(group, column(first_served + i)) % LATER] = target[i];
     } else if (step + 1 < args.num_steps) {
-      send_latents<TOGETHER>(round + plan::GROUPS, first_served, target);
+      use_tokens<TOGETHER>(round + plan::GROUPS, first_served, target);
     }
     if (blockIdx.x == 0 && leads() && lane_index() == 0) {
 #pragma unroll
@@ -452,7 +473,7 @@ struct ServiceWarp : ExactWarp {
 #pragma unroll 1
     for (int first = 0; first < SERVED; first += TOGETHER)
       conclude_some(round, first);
-    if (LATER == 1 && round_step(round) + 1 < args.num_steps) latents_sent(round + plan::GROUPS);
+    if (LATER == 1 && round_step(round) + 1 < args.num_steps) tokens_used(round + plan::GROUPS);
   }
 };
 
@@ -495,6 +516,27 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   for (int group = 0; group < plan::GROUPS; ++group) self.send_anchors(group);
   if (self.leads()) finish_one(0);
 
+#if WTS_OWNED
+  // A step's groups are all concluded before latents of the next one are made.
+#pragma unroll 1
+  for (int round = 0; round < rounds; ++round) {
+    if (round_group(round) == 0) {
+#pragma unroll 1
+      for (int group = 0; group < plan::LATENT_SLOTS; ++group) self.make_latents(round + group);
+    }
+    if (FIRST) stage(round + AHEAD);
+    self.publish(round);
+    if (!FIRST) stage(round + AHEAD);
+    const bool first = round_group(round) == 0, last = round_group(round) == plan::GROUPS - 1;
+#pragma unroll 1
+    for (int turn = first ? 0 : -plan::EXCHANGE_LAG; turn <= (last ? 0 : -plan::EXCHANGE_LAG); ++turn)
+      self.conclude(round + turn);
+    finish_one(round + 1);
+    // The slot of the latents that were just swept is free.
+    if (round_group(round) + plan::LATENT_SLOTS < plan::GROUPS)
+      self.make_latents(round + plan::LATENT_SLOTS);
+  }
+#else
 #pragma unroll 1
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
     if (plan::EXCHANGE_LAG == 0 || round < rounds) {
@@ -510,6 +552,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
     // Every group but the one just published is concluded, and the slot of that one's latents free.
     if (LATER > 1) self.fetch_latents(round + plan::LATENT_SLOTS);
   }
+#endif
   // Block 0 ends after every block has published step 0, so all have read the old value.
   if (blockIdx.x == 0 && threadIdx.x == plan::SWEEP_WARPS * 32) {
     args.status->sequence = self.sequence_of(args.num_steps);

@@ -1,7 +1,7 @@
 // The sweeping warps: each holds its tiles of W for the whole walk and, once per (step, group),
 // multiplies them with the latents of the group's requests and offers its best rows.
 #pragma once
-#include "inner.cuh"
+#include "own_units.cuh"
 #if WTS_WARPGROUPS
 #include "product_wgmma.cuh"
 #else
@@ -58,13 +58,22 @@ __device__ __forceinline__ void sweep_role(const WalkArgs& args, Shared& shared)
   if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.begin(args, shared);
   fill_tensor_tiles(args, shared);
   load_register_fragments(args, weights);
+#if WTS_OWNED
+  begin_own_units(args, shared);
+#endif
   barrier_wait(&shared.weights_landed, 0);
   const int rounds = args.num_steps * plan::GROUPS;
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
     if constexpr (SWEEPERS_TAKE_IN) work_before_sweep(args, shared, round);
+#if WTS_OWNED
+    if (HEAD == Head::DOMINO && round_group(round) == 0) project_step(args, shared, round_step(round));
+#endif
     sweep_round(args, shared, weights, ring, round);
-    if constexpr (ONE_GROUP) work_behind_sweep(args, shared, round);
+    if constexpr (EARLY) work_behind_sweep(args, shared, round);
+#if WTS_OWNED
+    make_next_own_sums(args, shared, round);
+#endif
   }
   if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.end(shared);
   end_tensor_memory(shared);

@@ -31,6 +31,13 @@ __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
 #if WTS_TENSOR
   for (int i = 0; i < plan::ASYNC_ACCUMULATORS; ++i) barrier_init(&shared.sums_made[i], 1);
 #endif
+#if WTS_OWNED
+  for (int group = 0; group < plan::GROUPS; ++group) {
+    barrier_init(&shared.own_sums_made[group], plan::SWEEP_WARPS * WARP_ARRIVALS);
+    barrier_init(&shared.states_sent[group], SERVING_WARPS * WARP_ARRIVALS);
+    barrier_init(&shared.projections_sent[group], plan::SWEEP_WARPS * WARP_ARRIVALS);
+  }
+#endif
   shared.sequence = args.status->sequence;
   if constexpr (plan::SAMPLED) shared.noise_offset = static_cast<u32>(*args.noise_offset);
   shared.abandoned = 0;
@@ -138,7 +145,7 @@ extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
     give_registers<plan::SERVICE_REGISTERS>();
     if (threadIdx.x >= plan::THREADS - 32) {
       ask_first_hidden(args, shared);
-      if constexpr (EARLY) load_inner_weights(args, shared);
+      if constexpr (EARLY || OWNED) load_inner_weights(args, shared);
       load_shared_weights(args, shared);
     }
     if (threadIdx.x / 32 - plan::SWEEP_WARPS < SERVING_WARPS) service_role(args, shared);

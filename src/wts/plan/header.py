@@ -57,7 +57,6 @@ def render_header(plan: ResidencyPlan) -> str:
         "HIDDEN_STORAGE": plan.hidden if plan.hidden_inside else 1,
         "UNITS": plan.units,
         "UNIT_ROWS": plan.unit_rows,
-        "UNIT_WORDS": plan.unit_words,
         "UNIT_BYTES": plan.unit_bytes,
         "EARLY_SLOTS": plan.early_slots,
         "PART_SLOTS": plan.part_slots,
@@ -66,7 +65,10 @@ def render_header(plan: ResidencyPlan) -> str:
         "BLOCK_PROJECTIONS": plan.block_projections,
         "JOINT_STORAGE": plan.joint_numbers,
         "EARLY_COLUMNS": plan.columns if plan.units else 1,
-        "UNIT_STORAGE": max(1, plan.units),
+        "EARLY_WORDS": plan.early_words,
+        "WORD_UNITS": plan.word_units,
+        "BLOCK_WORDS": plan.block_words,
+        "UNIT_STORAGE": plan.early_storage,
         "PROJECTOR_STORAGE": max(1, plan.projector_rows),
         "VOCAB": plan.vocab,
         "RANK": plan.rank,
@@ -162,6 +164,7 @@ def render_header(plan: ResidencyPlan) -> str:
     lines.append(f"#define WTS_WIDE {int(plan.wide)}")
     lines.append(f"#define WTS_WARPGROUPS {int(plan.warpgroups)}")
     lines.append(f"#define WTS_EXACT {int(plan.exact)}")
+    lines.append(f"#define WTS_OWNED {int(plan.owned)}")
     lines.append(f"#define WTS_TENSOR {int(plan.async_tiles > 0)}")
     lines.append(f"#define WTS_QUANTISED {int(plan.quantised)}")
     lines.append("#define WTS_FRAGMENT_PLACE " + ", ".join(map(str, places)))

@@ -43,7 +43,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ("hidden", 2 * hidden * plan.hidden_places * early, 16),
         ("own_part", plan.part_slots * 4 * plan.hidden_rows * early, 16),
         ("state", 2 * plan.states * max(1, plan.state), 16),
-        ("early", plan.unit_bytes * max(1, plan.units) * early, 16),
+        ("early", plan.unit_bytes * plan.early_storage * early, 16),
         ("joint", 2 * plan.joint_numbers * early, 16),
         ("projections", 4 * max(1, plan.projector_rows) * early, 16),
         ("team_token", 4 * SERVICE_WARPS, 16),
@@ -84,6 +84,14 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
         ]
     if plan.async_tiles:
         members += [("sums_made", 8 * plan.async_accumulators, 8), ("tensor_memory", 4, 4)]
+    if plan.owned:
+        sums = plan.unit_rows * plan.block_units
+        members += [
+            ("own_sum", plan.states * sums * 4, 16),
+            ("own_sums_made", 8 * groups, 8),
+            ("states_sent", 8 * groups, 8),
+            ("projections_sent", 8 * groups, 8),
+        ]
     layout, offset = [], 0
     for name, size, alignment in members:
         offset = -(-offset // alignment) * alignment

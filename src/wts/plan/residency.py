@@ -268,14 +268,40 @@ class ResidencyPlan:
         return self.unit_rows * self.block_units
 
     @property
+    def owned(self) -> bool:
+        """Whether a block takes tokens in for its own units only, and blocks exchange new states.
+
+        Few requests have the sums before exchanged instead, a step ahead, and every block takes in
+        all of a token: an exchange less while a step waits, but work that grows with requests.
+        """
+        return self.state > 0 and (self.groups > 1 or self.columns > 2)
+
+    @property
+    def word_units(self) -> int:
+        """Units of an exchanged word of new states: an RNN's has its latent element beside it."""
+        return 3 if self.kind == "domino" else 1
+
+    @property
+    def block_words(self) -> int:
+        """Words in which a block says the new states of its units."""
+        return -(-self.block_units // self.word_units)
+
+    @property
     def states(self) -> int:
         """Requests whose state is kept; the kernel's array has one where there is none."""
         return self.groups * self.columns if self.state else 1
 
     @property
     def early_words(self) -> int:
-        """64-bit words of a request in which blocks exchange inner sums of a step."""
-        return self.units * self.unit_words + self.projector_rows
+        """64-bit words of a request in which blocks exchange inner sums, or new states."""
+        if self.owned:
+            return -(-self.units // self.block_units) * self.block_words
+        return self.units * self.unit_words
+
+    @property
+    def early_storage(self) -> int:
+        """Units of a request whose sums wait in every block; one where there are none."""
+        return 1 if self.owned else max(1, self.units)
 
     @property
     def unit_bytes(self) -> int:
@@ -284,8 +310,11 @@ class ResidencyPlan:
 
     @property
     def joint_numbers(self) -> int:
-        """Sums of a request that an RNN's state is made of; one where there are none."""
-        return 2 * self.rank if self.kind == "rnn" else 1
+        """Sums of a request that an RNN's state is made of; one where there are none.
+
+        Where units are owned: the latent on its way from the words to its quantisation.
+        """
+        return (1 if self.owned else 2) * self.rank if self.kind == "rnn" else 1
 
     @property
     def part_slots(self) -> int:
@@ -300,7 +329,8 @@ class ResidencyPlan:
     @property
     def state_words(self) -> int:
         """64-bit words of the workspace for them, of every request."""
-        return self.early_slots * self.groups * self.columns * self.early_words
+        words = self.early_words + self.projector_rows
+        return self.early_slots * self.groups * self.columns * words
 
     @property
     def warpgroups(self) -> bool:
@@ -429,11 +459,10 @@ class ResidencyPlan:
     def later_tokens(self) -> int:
         """Tokens kept for latents that are fetched later; one where each is fetched at once.
 
-        A Domino head's sweeping warps want the tokens of all requests before any latent is made.
+        Where units are owned a token is taken in at once, whenever its latent is made.
         """
-        served = -(-self.columns // SERVICE_WARPS)
-        told = self.kind == "domino" and self.groups == 1 and served > self.served_together
-        return self.groups * self.columns if told or self.groups > self.latent_slots else 1
+        later = self.groups > self.latent_slots and not self.owned
+        return self.groups * self.columns if later else 1
 
     @property
     def parked_noise(self) -> int:
