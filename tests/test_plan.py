@@ -43,7 +43,8 @@ def sweep_warps(plan: ResidencyPlan) -> int:
 def plan_of(**changes: Any) -> ResidencyPlan:
     """A plan of a published head on an H200, or of one that differs in what is named."""
     fields: dict[str, Any] = {"vocab": 151_936, "rank": 256, "gpu": hopper()} | changes
-    keys = {"vocab", "rank", "table_rows", "table_type", "mapped"} & fields.keys()
+    names = {"vocab", "rank", "table_rows", "table_type", "mapped", "kind", "state", "hidden"}
+    keys = names & fields.keys()
     shape = Shape(**{key: fields.pop(key) for key in keys})
     return plan_residency(shape, fields.pop("gpu"), **fields)
 
