@@ -48,7 +48,7 @@ MAX_TABLE_ROWS = (1 << 31) - 1  # a row number is an int of the kernel
 SWEEP_WARPS = 8  # of a block
 MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
 MOST_WRITTEN_PRODUCTS = 800  # of a sweep of a warp: the compiler writes out no more
-MOST_BF16_FRAGMENTS = 640  # of a warp: the sweep of more takes the compiler minutes, and spills
+MOST_BF16_FRAGMENTS = 400  # of a warp: the compiler does not write out the sweep of more
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

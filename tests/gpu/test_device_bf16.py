@@ -30,8 +30,8 @@ from wts.walk import Walker
 INF = math.inf
 NAN = math.nan
 TEMPERATURES = (1.0, 0.0, 0.6, 2.0, NAN, 0.8, -1.0, 1e-5)
-STREAMING = [(30_011, 512, 16, batch) for batch in (1, 2, 4, 8, 16)] + [
-    (60_001, 256, 16, batch) for batch in (1, 2, 4, 8, 11)
+STREAMING = [(30_011, 512, 24, batch) for batch in (1, 2, 4, 8, 16)] + [
+    (60_001, 256, 24, batch) for batch in (1, 2, 4, 8, 11)
 ]
 
 
@@ -141,7 +141,7 @@ class TestExactSums:
         check(on_gpu, base_logits(head, batch=batch, steps=9, seed=1), anchors(head, batch, 1))
 
     @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
-    @pytest.mark.parametrize("sizes", [(1, 64, None), (3001, 128, None), (60_001, 256, 16)])
+    @pytest.mark.parametrize("sizes", [(1, 64, None), (3001, 128, None), (60_001, 256, 24)])
     def test_sampled(self, sizes: tuple[int, int, int | None], batch: int) -> None:
         head = exact_head(*sizes[:2])
         on_gpu = walker(head, batch=batch, blocks=sizes[2], sampled=True)
