@@ -338,9 +338,9 @@ class TestPlans:
             Walker(head, plan_of(Shape(vocab=40, rank=64), base_type="fp32"), backend="emulator")
 
     def test_more_than_a_sweep_can_hold_is_refused(self) -> None:
-        shape = Shape(vocab=248_320, rank=512)
-        assert plan_of(shape).warp_tiles * plan_of(shape).slabs == 480
-        with pytest.raises(PlanError, match="weights: wanted int8 where a warp has more than 640"):
+        shape = Shape(vocab=248_320, rank=256)
+        assert plan_of(shape).warp_tiles * plan_of(shape).slabs == 240
+        with pytest.raises(PlanError, match="weights: wanted int8 where a warp has more than 400"):
             plan_of(shape, blocks=40)
 
     def test_other_weights_and_other_gpus_are_refused(self) -> None:
