@@ -360,8 +360,8 @@ def pack_head(
         _pack_projection(head, plan, packed, device)
         if plan.exact:
             code_scales(packed.row_scale[: plan.vocab])
-    if any(packed.table is other.table for other in done):
-        shared = next(other for other in done if packed.table is other.table)
+    shared = next((other for other in done if packed.table is other.table), None)
+    if shared is not None:
         return replace(packed, exact=shared.exact)
     if plan.exact:
         levels = load_rows(packed.tiles, plan)[: plan.vocab]

@@ -106,31 +106,27 @@ def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
     """
     too_many = plan.shared_bytes - plan.shared_limit
     lacking = -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES))
+    most = plan.shared_fragments
     if plan.copied_together > 1:
         places = max(LEAST_BULK_PLACES, BULK_RING_FRAGMENTS // plan.copied_together)
-        for streamed in range(lacking + places * plan.copied_together, plan.shared_fragments + 1):
-            streaming = replace(
-                plan,
-                shared_fragments=plan.shared_fragments - streamed,
-                streamed_fragments=streamed,
-                ring_units=places,
-            )
-            if streaming.shared_bytes <= plan.shared_limit:
-                return streaming
-        return plan
-    for missing in range(max(lacking, RING_FRAGMENTS[0]), plan.shared_fragments + 1):
-        for length in reversed(RING_FRAGMENTS):
-            streamed = missing + length
-            if missing % length or streamed > plan.shared_fragments:
-                continue
-            streaming = replace(
-                plan,
-                shared_fragments=plan.shared_fragments - streamed,
-                streamed_fragments=streamed,
-                ring_units=length,
-            )
-            if streaming.shared_bytes <= plan.shared_limit:
-                return streaming
+        least = lacking + places * plan.copied_together
+        rings = [(streamed, places) for streamed in range(least, most + 1)]
+    else:
+        rings = [
+            (missing + length, length)
+            for missing in range(max(lacking, RING_FRAGMENTS[0]), most + 1)
+            for length in reversed(RING_FRAGMENTS)
+            if missing % length == 0 and missing + length <= most
+        ]
+    for streamed, units in rings:
+        streaming = replace(
+            plan,
+            shared_fragments=most - streamed,
+            streamed_fragments=streamed,
+            ring_units=units,
+        )
+        if streaming.shared_bytes <= plan.shared_limit:
+            return streaming
     return plan
 
 

@@ -47,8 +47,8 @@ MAX_VOCAB = 1 << 20
 MAX_TABLE_ROWS = (1 << 31) - 1  # a row number is an int of the kernel
 SWEEP_WARPS = 8  # of a block
 MOST_UNROLLED_TILES = 20  # of a warp of a warpgroup: more take the compiler minutes
-MOST_WRITTEN_PRODUCTS = 800  # of a sweep of a warp: the compiler writes out no more
-MOST_BF16_FRAGMENTS = 400  # of a warp: the compiler does not write out the sweep of more
+# Products of a warp's sweep that the compiler writes out, one for each fragment.
+MOST_WRITTEN = {"int8": 800, "bf16": 400}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -185,10 +185,10 @@ def plan_residency(
         _check_exact(unplaced)
         unplaced = replace(unplaced, exact=True)
     fragments = unplaced.warp_tiles * unplaced.slabs
-    if weights == "bf16" and fragments > MOST_BF16_FRAGMENTS:
+    if weights == "bf16" and fragments > MOST_WRITTEN[weights]:
         raise PlanError.mismatch(
             "weights",
-            wanted=f"int8 where a warp has more than {MOST_BF16_FRAGMENTS} fragments",
+            wanted=f"int8 where a warp has more than {MOST_WRITTEN[weights]} fragments",
             found=f"bf16, {fragments} fragments",
             fix="plan with weights='int8', or for a GPU with more co-resident blocks",
         )
@@ -218,10 +218,10 @@ def plan_residency(
             f"bytes of shared memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU "
             "with more co-resident blocks"
         )
-    if plan.matrix_instructions > MOST_WRITTEN_PRODUCTS:
+    if plan.matrix_instructions > MOST_WRITTEN[weights]:
         raise PlanError(
             f"vocab {shape.vocab} of rank {shape.rank} in {spec.max_blocks} blocks: wanted at most "
-            f"{MOST_WRITTEN_PRODUCTS} products of a warp, found {plan.matrix_instructions}; "
+            f"{MOST_WRITTEN[weights]} products of a warp, found {plan.matrix_instructions}; "
             "walk it on a GPU with more co-resident blocks"
         )
     return plan

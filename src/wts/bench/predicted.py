@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from wts.bench.record import Record
+from wts.bench.record import Record, quantised_runs
 from wts.cost import Constants, predict
 from wts.device import gpu_spec
 from wts.plan import ResidencyPlan
@@ -50,9 +50,8 @@ def predictions(records: Sequence[Record]) -> list[Predicted]:
     """
     walks = [
         r
-        for r in records
+        for r in quantised_runs(records)
         if (r["bench"], r["path"], r["head"], r["cache"]) == ("head", "wts", "markov", "cold")
-        and r["weights"] == "int8"
     ]
     longest: dict[tuple[object, ...], int] = {}
     for r in walks:

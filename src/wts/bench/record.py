@@ -7,7 +7,7 @@ import math
 import re
 import secrets
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
 from importlib import metadata
@@ -304,6 +304,12 @@ def append(folder: Path, record: Record) -> Path:
     with path.open("a", encoding="utf-8") as lines:
         lines.write(json.dumps(record) + "\n")
     return path
+
+
+def quantised_runs(records: Sequence[Record]) -> list[Record]:
+    """All but runs of walks with bf16 weights (those of SGLang's steps always are)."""
+    others = {r["run_id"] for r in records if r["path"] == "wts" and r["weights"] == "bf16"}
+    return [record for record in records if record["run_id"] not in others]
 
 
 def read(path: Path) -> list[Record]:

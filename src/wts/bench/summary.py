@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from wts.bench.record import Record, read
+from wts.bench.record import Record, quantised_runs, read
 from wts.errors import InputError
 from wts.numbers import HEAD_KINDS
 
@@ -29,7 +29,7 @@ class _Run:
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
-        quantised = [record for record in records if record["weights"] == "int8"]
+        quantised = quantised_runs(records)
         markov = [record for record in quantised if record["head"] == "markov"]
         self.last = max(markov or quantised, key=lambda record: str(record["time"]))
         run = [r for r in records if r["run_id"] == self.last["run_id"] and r["cache"] == "cold"]

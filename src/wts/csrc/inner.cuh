@@ -242,7 +242,7 @@ struct InnerWork {
   }
 
   // Puts all blocks' words of a request into shared memory; the crew has to wait for each other after.
-  template <bool PROJECTOR>
+  template <bool PROJECTOR, int MOST = 4, bool ONCE = false>
   __device__ __forceinline__ void gather(int round, int column) const {
     constexpr int WORDS = PROJECTOR ? plan::PROJECTOR_ROWS : plan::EARLY_WORDS;
     const int step = round_step(round);
@@ -262,8 +262,9 @@ struct InnerWork {
                        : index % max(plan::UNITS, 1) / plan::BLOCK_UNITS;
     };
     // Early words come during the step before.
-    gather_words<WORDS, 4, false>(early_slots<PROJECTOR>(args, sequence, request_of(round, column)),
-                           PROJECTOR ? step : max(step - 1, 0), come, put, late);
+    gather_words<WORDS, MOST, ONCE>(
+        early_slots<PROJECTOR>(args, sequence, request_of(round, column)),
+        PROJECTOR ? step : max(step - 1, 0), come, put, late);
   }
 
   // ---- products with hidden states, where the kernel makes them ----------------------------------

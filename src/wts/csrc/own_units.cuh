@@ -184,14 +184,7 @@ __device__ __forceinline__ void gather_states(const InnerWork<Crew>& work, int r
 __device__ __forceinline__ void gather_projections(const WalkArgs& args, Shared& shared, int round,
                                                    int column) {
   const InnerWork<Alone> work{args, shared, {0, 0}};
-  const int step = round_step(round);
-  const u32 sequence = sequence_of_step(shared, step);
-  constexpr int ROWS = plan::PROJECTOR_ROWS;
-  const auto come = [&](u64 word) { return has_come<true>(word, sequence); };
-  const auto put = [&](int index, u64 word) { shared.projections[column][index] = sum_of(word); };
-  const auto late = [](int index) { return index / plan::BLOCK_PROJECTIONS; };
-  const u64* slots = early_slots<true>(args, sequence, request_of(round, column));
-  work.gather_words<ROWS, WORDS_OF_SERVANT, true>(slots, step, come, put, late);
+  work.template gather<true, WORDS_OF_SERVANT, true>(round, column);
   __syncwarp();
 }
 

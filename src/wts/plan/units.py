@@ -7,9 +7,12 @@ from typing import Literal
 __all__ = [
     "COMPACT_ROWS",
     "EXACT_ROWS",
+    "EXACT_SOURCE_WORDS",
     "FIRST_POLL_CYCLES",
     "FIRST_SAMPLED_POLL_CYCLES",
     "FRAGMENT_BYTES",
+    "LARGEST_EXACT_PRODUCT",
+    "LEAST_EXACT_PRODUCT",
     "LEAST_TEMPERATURE",
     "MOST_DRAWING_TILES",
     "PAIR_ROWS",

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wts.bench.clock import StepFit, fit_steps
-from wts.bench.record import Record, read
+from wts.bench.record import Record, quantised_runs, read
 from wts.errors import InputError
 
 __all__ = ["STEPWISE", "Case", "Results", "fits", "latest", "load", "number", "stepwise", "times"]
@@ -66,14 +66,8 @@ def load(folder: Path) -> Results:
     return Results(
         gpu=folder.resolve().name,
         digest=digest,
-        records={path.stem: _quantised(read(path)) if path in found else [] for path in paths},
+        records={path.stem: quantised_runs(read(path)) if path in found else [] for path in paths},
     )
-
-
-def _quantised(records: Sequence[Record]) -> list[Record]:
-    """All but runs of walks with bf16 weights, which figures do not show (SGLang's always are)."""
-    others = {r["run_id"] for r in records if r["path"] == "wts" and r["weights"] == "bf16"}
-    return [record for record in records if record["run_id"] not in others]
 
 
 def number(record: Record, name: str) -> float:
