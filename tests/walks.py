@@ -12,7 +12,7 @@ from typing import Any, Literal, TypeAlias, cast
 import pytest
 import torch
 
-from strategies import DTYPES, hopper
+from strategies import DTYPES, anchors, base_logits, hopper
 from wts.cells import AnyHead
 from wts.device import GpuSpec, gpu_spec
 from wts.noise import Noise
@@ -109,6 +109,26 @@ def run(
     walker.check()
     assert tokens.shape == base.shape[:2]
     return tokens.cpu()
+
+
+def check(walker: Walker, base: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+    """Walk on both; the tokens have to be equal."""
+    tokens = run(walker, base, anchor)
+    assert torch.equal(tokens, twin(walker)(base, anchor))
+    return tokens
+
+
+def check_all(walker: Walker, *, requests: tuple[int, ...], steps: tuple[int, ...]) -> None:
+    """Spread and tied inputs, for each number of requests and of steps."""
+    head, base_type = walker.head, walker.plan.base_type
+    for batch in requests:
+        for count in steps:
+            for tied in (False, True):
+                seed = 100 * batch + count
+                base = base_logits(
+                    head, batch=batch, steps=count, seed=seed, base_type=base_type, tied=tied
+                )
+                check(walker, base, anchors(head, batch, seed))
 
 
 def walk(

@@ -15,7 +15,7 @@ import pytest
 import torch
 
 from strategies import KINDS, anchors, base_logits, hidden_states, recurrent_head
-from walks import capturing, moved, run, run_sampled, twin, walker_of
+from walks import capturing, check, check_all, moved, run, run_sampled, twin, walker_of
 from wts.bench import gate
 from wts.cells import AnyHead
 from wts.device import gpu_spec
@@ -51,25 +51,6 @@ def exact_head(
 
 def walker(head: AnyHead, **others: Any) -> Walker:
     return walker_of("device bf16", head, **others)
-
-
-def check(on_gpu: Walker, base: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-    """A greedy walk on both; the tokens have to be equal."""
-    tokens = run(on_gpu, base, anchor)
-    assert torch.equal(tokens, twin(on_gpu)(base, anchor))
-    return tokens
-
-
-def check_all(on_gpu: Walker, *, requests: tuple[int, ...], steps: tuple[int, ...]) -> None:
-    head, base_type = on_gpu.head, on_gpu.plan.base_type
-    for batch in requests:
-        for count in steps:
-            for tied in (False, True):
-                seed = 100 * batch + count
-                base = base_logits(
-                    head, batch=batch, steps=count, seed=seed, base_type=base_type, tied=tied
-                )
-                check(on_gpu, base, anchors(head, batch, seed))
 
 
 def check_sampled(on_gpu: Walker, base: torch.Tensor, anchor: torch.Tensor) -> None:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from bounds import decided, logit_bound
 from strategies import DTYPES, anchors, base_logits, silent_head
-from walks import gpu_of, moved, run, twin, walker_of
+from walks import check, check_all, gpu_of, moved, run, twin, walker_of
 from wts.device import gpu_spec
 from wts.errors import DeviceError, InputError
 from wts.heads import MarkovHead
@@ -51,26 +51,6 @@ def tied_head(vocab: int, rank: int = 64) -> MarkovHead:
         torch.randint(-1, 2, (vocab, rank), generator=generator).to(BF16) for _ in range(2)
     )
     return MarkovHead(table=table, projection=projection)
-
-
-def check(walker: Walker, base: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
-    """Walk on both; the tokens have to be equal."""
-    tokens = run(walker, base, anchor)
-    assert torch.equal(tokens, twin(walker)(base, anchor))
-    return tokens
-
-
-def check_all(walker: Walker, *, requests: tuple[int, ...], steps: tuple[int, ...]) -> None:
-    """Spread and tied inputs, for each number of requests and of steps."""
-    head, base_type = walker.head, walker.plan.base_type
-    for batch in requests:
-        for count in steps:
-            for tied in (False, True):
-                seed = 100 * batch + count
-                base = base_logits(
-                    head, batch=batch, steps=count, seed=seed, base_type=base_type, tied=tied
-                )
-                check(walker, base, anchors(head, batch, seed))
 
 
 class TestShapes:

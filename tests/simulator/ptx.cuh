@@ -3,10 +3,10 @@
 // is. Fibers take turns in an order drawn from a seed, bulk copies land late, shared memory starts
 // as garbage, and every access of global memory is checked against what the launch was given.
 #pragma once
-#include <array>
 #include <ucontext.h>
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <cstdio>
