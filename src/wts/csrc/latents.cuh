@@ -93,6 +93,11 @@ struct LatentWarp {
     }
   }
 
+  // Where tensor cores read latents themselves, they see what was stored before.
+  __device__ __forceinline__ static void show_latents() {
+    if constexpr (plan::WARPGROUPS || ASYNC_TILES > 0) fence_async_proxy();
+  }
+
   // Puts the latents of a round, of some columns, where the sweeping warps read them.
   template <int COUNT>
   __device__ __forceinline__ void send_latents(int round, int first_served,
@@ -108,8 +113,7 @@ struct LatentWarp {
         make_latent(round, column(first_served + i), chosen);
       }
     }
-    if constexpr (plan::WARPGROUPS || ASYNC_TILES > 0)
-      fence_async_proxy();  // the tensor cores read these bytes
+    show_latents();
   }
 
   // In an exact walk, of a head whose exact latents are table rows: where the next one is.
@@ -229,8 +233,7 @@ struct LatentWarp {
       }
       store_latent(latent, round, column);
     }
-    if constexpr (plan::WARPGROUPS || ASYNC_TILES > 0)
-      fence_async_proxy();  // the tensor cores read these bytes
+    show_latents();
     latents_sent(round);
   }
 #endif

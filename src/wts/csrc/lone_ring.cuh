@@ -66,8 +66,8 @@ struct LaneSweeps {
   __device__ __forceinline__ void end(Shared&) { wait_copies<0>(); }
 };
 
-// By bulk copies of several fragments, which L2 serves faster: one lane asks for them, each place has a
-// barrier. Each place is used equally often in a sweep, so some copies are a fragment shorter.
+// By bulk copies of several fragments: one lane asks for them, each place has a barrier. Of one greedy
+// request they were slower than lanes' copies (docs/measured.md); more were not compared. Each place is used equally often in a sweep, so some copies are a fragment shorter.
 constexpr int STREAMED = plan::STREAMED_FRAGMENTS > 0 ? plan::STREAMED_FRAGMENTS : 1;
 constexpr int STREAMED_UNITS = RING * ((STREAMED + RING * UNIT - 1) / (RING * UNIT));
 
