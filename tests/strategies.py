@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -254,3 +255,15 @@ def hidden_states(head: Head, *, batch: int, steps: int, seed: int) -> torch.Ten
     assert head.hidden_size is not None
     generator = torch.Generator().manual_seed(seed)
     return torch.randn(batch, steps, head.hidden_size, generator=generator).bfloat16()
+
+
+def noise_head(vocab: int, rank: int, seed: int, *, bias: float = 1.0) -> MarkovHead:
+    """A head in bf16 of noise: no successor is favoured, so near-ties are many.
+
+    Args:
+        bias: deviation of a row's bias.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    table = torch.randn(vocab, rank, generator=generator)
+    rows = torch.randn(vocab, rank, generator=generator) * (bias / math.sqrt(rank))
+    return MarkovHead(table=table.bfloat16(), projection=rows.bfloat16())

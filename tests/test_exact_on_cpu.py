@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 
 import test_cells_on_cpu as cells
 from simulator import Simulator
+from strategies import noise_head
 from test_kernel_on_cpu import WHOLE
 from wts.cells import lane_product
 from wts.device import gpu_spec
@@ -39,14 +40,6 @@ def plan_of(
 ) -> ResidencyPlan:
     gpu = replace(gpu_spec("h200").with_blocks(blocks), shared_bytes_per_block=shared_bytes)
     return plan_residency(head, gpu, batch=batch, steps=32, exact=True)
-
-
-def head_of(vocab: int, rank: int, seed: int, *, bias: float = 1.0) -> MarkovHead:
-    """Noise with no favoured successor: near-ties are many."""
-    generator = torch.Generator().manual_seed(seed)
-    table = torch.randn(vocab, rank, generator=generator)
-    rows = torch.randn(vocab, rank, generator=generator) * (bias / math.sqrt(rank))
-    return MarkovHead(table=table.bfloat16(), projection=rows.bfloat16())
 
 
 def inputs(
@@ -97,7 +90,7 @@ def check(
     ],
 )
 def test_plans(vocab: int, rank: int, blocks: int, batch: int, shared_bytes: int) -> None:
-    head = head_of(vocab, rank, vocab)
+    head = noise_head(vocab, rank, vocab)
     plan = plan_of(head, batch=batch, blocks=blocks, shared_bytes=shared_bytes)
     assert (plan.streamed_fragments > 0) == (shared_bytes < WHOLE)
     for more, deviation in enumerate((0.5, 4.0)):
@@ -109,7 +102,7 @@ def test_plans(vocab: int, rank: int, blocks: int, batch: int, shared_bytes: int
 
 
 def test_what_is_decided_costs_nothing() -> None:
-    head = head_of(700, 64, 3, bias=0.01)
+    head = noise_head(700, 64, 3, bias=0.01)
     base, anchor = inputs(head, 2, 4, 1, deviation=0.1)
     base.scatter_(2, torch.tensor([5, 600, 299, 0]).expand(2, 4)[..., None], 9.0)
     assert check(head, plan_of(head, batch=2, blocks=3), base, anchor) == (0, 0)
@@ -245,7 +238,7 @@ def test_heads_that_read_hidden_states(
     assert simulator.status.tolist()[5] > 0
 
 
-HEAD = head_of(300, 64, 3)
+HEAD = noise_head(300, 64, 3)
 PLAN = plan_of(HEAD, batch=4, blocks=3)
 
 

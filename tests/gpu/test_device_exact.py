@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import torch
 
-from strategies import hidden_states, recurrent_head
+from strategies import hidden_states, noise_head, recurrent_head
 from walks import capturing, gpu_of, moved, run
 from wts.domino import DominoHead
 from wts.emulator import Emulator
@@ -26,14 +26,6 @@ from wts.reference import exact_walk
 from wts.walk import Walker
 
 BATCHES = [1, 2, 4, 8, 16]
-
-
-def noise_head(vocab: int, rank: int, seed: int, *, bias: float = 1.5) -> MarkovHead:
-    """No successor is favoured: two steps in three are close."""
-    generator = torch.Generator().manual_seed(seed)
-    table = torch.randn(vocab, rank, generator=generator)
-    rows = torch.randn(vocab, rank, generator=generator) * (bias / math.sqrt(rank))
-    return MarkovHead(table=table.bfloat16(), projection=rows.bfloat16())
 
 
 def drawn(
@@ -59,7 +51,7 @@ def walkers(
 
 @lru_cache(maxsize=2)
 def large_head(seed: int) -> MarkovHead:
-    return noise_head(151_936, 256, seed)
+    return noise_head(151_936, 256, seed, bias=1.5)
 
 
 @pytest.mark.parametrize("batch", BATCHES)
@@ -82,7 +74,7 @@ def test_fresh_heads_of_published_sizes(batch: int) -> None:
 @pytest.mark.parametrize("batch", [*BATCHES, 23, 64])
 @pytest.mark.parametrize(("vocab", "rank"), [(3000, 64), (20_000, 256), (5000, 512)])
 def test_equals_the_emulator(vocab: int, rank: int, batch: int) -> None:
-    head = noise_head(vocab, rank, vocab)
+    head = noise_head(vocab, rank, vocab, bias=1.5)
     device, emulator, _ = walkers(head, batch)
     for seed, deviation in enumerate((0.25, 4.0)):
         base, anchor = drawn(head, max(1, batch - seed), 5, seed, deviation=deviation)
@@ -144,7 +136,7 @@ def test_nan_and_infinity(where: str, batch: int) -> None:
         chosen = special[torch.randint(0, 5, tensor.shape, generator=generator)]
         return torch.where(torch.rand(tensor.shape, generator=generator) < share, chosen, tensor)
 
-    head = noise_head(2000, 64, 3)
+    head = noise_head(2000, 64, 3, bias=1.5)
     base, anchor = drawn(head, batch, 4, batch)
     table, projection = head.table, head.projection
     if where == "base":
@@ -176,7 +168,7 @@ def test_heads_that_read_hidden_states(kind: Any, batch: int) -> None:
 
 
 def test_a_captured_graph_reads_refreshed_weights() -> None:
-    head, other = noise_head(3000, 64, 1), noise_head(3000, 64, 2)
+    head, other = noise_head(3000, 64, 1, bias=1.5), noise_head(3000, 64, 2, bias=1.5)
     plan = plan_residency(head, gpu_of("device"), batch=2, steps=8, exact=True)
     walker = Walker(head, plan, backend="device")
     base, anchor = (moved(tensor, walker) for tensor in drawn(head, 2, 6, 1, deviation=0.5))
@@ -191,7 +183,7 @@ def test_a_captured_graph_reads_refreshed_weights() -> None:
 
 
 def test_weights_on_the_device_are_not_copied() -> None:
-    on_cpu = noise_head(3000, 64, 1)
+    on_cpu = noise_head(3000, 64, 1, bias=1.5)
     head = MarkovHead(table=on_cpu.table.cuda(), projection=on_cpu.projection.cuda())
     exact, copied = (
         Walker(one, plan_residency(one, gpu_of("device"), exact=True), backend="device")
