@@ -35,7 +35,6 @@ from wts.planner import plan_residency
 from wts.walk import LONGEST_TIMEOUT_MS, Walker
 
 FAULT_STATUS = 86  # of compute-sanitizer, when it has found something
-STEPS = 3
 EACH_LANE_ARRIVES = "WTS_EACH_LANE_ARRIVES"
 DEFAULT_FOLDER = "/usr/local/cuda/bin"  # where the toolkit's installer puts it
 
@@ -53,6 +52,7 @@ class Case:
         rank: of the head.
         blocks: most blocks of the plan.
         batch: requests, as planned.
+        steps: of a walk.
         sampled: whether rows are sampled, every second one.
         draft_vocab: of a mapped head.
         base_type: of the base logits.
@@ -66,6 +66,7 @@ class Case:
     rank: int = 64
     blocks: int = 3
     batch: int = 1
+    steps: int = 3
     sampled: bool = False
     draft_vocab: int | None = None
     base_type: NumberType = "bf16"
@@ -85,7 +86,7 @@ class Case:
             head,
             gpu,
             batch=self.batch,
-            steps=STEPS,
+            steps=self.steps,
             sampled=self.sampled,
             base_type=self.base_type,
         )
@@ -96,15 +97,15 @@ class Case:
     def base(self, head: AnyHead) -> torch.Tensor:
         """Base logits; a walk reads whole pieces of 16 bytes, as an allocation is made of."""
         base = base_logits(
-            head, batch=self.batch, steps=STEPS, seed=self.batch, base_type=self.base_type
+            head, batch=self.batch, steps=self.steps, seed=self.batch, base_type=self.base_type
         )
         if not self.odd:
             return base
         stride = (head.vocab + 2) | 1
         piece = 16 // base.element_size()
-        needed = 1 + self.batch * STEPS * stride
+        needed = 1 + self.batch * self.steps * stride
         storage = torch.full((-(-needed // piece) * piece,), torch.nan, dtype=base.dtype)
-        view = storage.as_strided(base.shape, (STEPS * stride, stride, 1), 1)
+        view = storage.as_strided(base.shape, (self.steps * stride, stride, 1), 1)
         view.copy_(base)
         return view
 
@@ -124,7 +125,7 @@ class Case:
                 on_gpu = self.sampling(requests, number, base.shape[2], "cuda")
                 part = None
                 if self.kind is not None:
-                    hidden = hidden_states(head, batch=requests, steps=STEPS, seed=number).cuda()
+                    hidden = hidden_states(head, batch=requests, steps=self.steps, seed=number).cuda()
                     on_gpu["hidden"] = hidden
                 tokens = walker(there[:requests], anchor[:requests].cuda(), **on_gpu).cpu()
                 if self.kind is not None:
@@ -143,7 +144,7 @@ class Case:
             return {}
         temperatures = torch.tensor([0.9, 0.0] * requests)[:requests]
         step_type = DTYPES[self.base_type]  # that of the table, or fp32
-        logits = torch.zeros(requests, STEPS, vocab, dtype=step_type)
+        logits = torch.zeros(requests, self.steps, vocab, dtype=step_type)
         return {
             "temperatures": temperatures.to(device),
             "noise": Noise(key=5, offset=torch.tensor([offset]).to(device)),
@@ -186,6 +187,7 @@ CASES = (
     ),
     Case(name="mapped", vocab=1500, draft_vocab=1003, blocks=4, batch=4),
     Case(name="fp32 base logits", vocab=1003, batch=2, base_type="fp32"),
+    Case(name="whole lines", vocab=1024, blocks=4, batch=9, steps=5),
     Case(name="odd rows", vocab=1003, batch=4, odd=True),
     Case(name="odd rows in whole shards", vocab=1024, blocks=4, batch=2, odd=True),
 )

@@ -87,7 +87,7 @@ def close_head() -> MarkovHead:
     generator = torch.Generator().manual_seed(1)
     row = torch.randn(64, generator=generator)
     rows = row + 0.05 * torch.randn(3000, 64, generator=generator)
-    table = row + 0.1 * torch.randn(3000, 64, generator=generator)
+    table = torch.randn(3000, 64, generator=generator)
     return MarkovHead(table=table.bfloat16(), projection=(rows / 64).bfloat16())
 
 

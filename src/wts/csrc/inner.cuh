@@ -30,12 +30,15 @@ __device__ __forceinline__ bool is_abandoned(const Shared& shared) {
   return *reinterpret_cast<const volatile int*>(&shared.abandoned) != 0;
 }
 
-// Whether the exchange that began 256 polls or more ago has lasted too long.
+// Whether the exchange that began 256 polls or more ago has lasted too long. One lane keeps the time.
 __device__ __forceinline__ bool out_of_time(const WalkArgs& args, Shared& shared, u32 poll) {
-  volatile u64& deadline = shared.deadline[warp_index()];
-  if (poll == 256 && lane_index() == 0) deadline = global_timer() + 1000ull * args.timeout_us;
-  __syncwarp();
-  return __any_sync(0xffffffffu, global_timer() > deadline);
+  bool late = false;
+  if (lane_index() == 0) {
+    volatile u64& deadline = shared.deadline[warp_index()];
+    if (poll == 256) deadline = global_timer() + 1000ull * args.timeout_us;
+    late = global_timer() > deadline;
+  }
+  return __any_sync(0xffffffffu, late);
 }
 
 // The exchange of a step: one after the other since the workspace was cleared.

@@ -48,6 +48,7 @@ __device__ __forceinline__ int first_own_unit() { return static_cast<int>(blockI
 
 // This block's sums for the token that a round takes in, of the states before it.
 __device__ __forceinline__ void make_own_sums(const SweepersWork& work, int round) {
+  if (first_own_unit() >= plan::UNITS) return;  // nobody waits for them
   Shared& shared = work.shared;
   constexpr int SUMS = PAIR * UNIT_ROWS;
   // A lane keeps the sum of one row and one request.

@@ -101,7 +101,7 @@ struct ServiceWarp : ExactWarp {
   }
 
   // Where every line is copied whole and none must be shifted, a lane asks for each column: the same as
-  // begin_base, all at once.
+  // begin_base, all at once. Nothing is left to finish then.
   __device__ __forceinline__ bool simple() const {
     return (line_starts() & 3u) == 0 && (more_follow() || tidy());
   }
@@ -119,10 +119,7 @@ struct ServiceWarp : ExactWarp {
         bulk_copy(shared.base[slot][column], base_source(request, round_step(round)) - misaligned,
                   bytes, landed);
     }
-    for (u32 i = 0; i < WARP_ARRIVALS; ++i) {
-      barrier_arrive(&shared.base_copied[slot][column]);
-      barrier_arrive(landed);
-    }
+    for (u32 i = 0; i < WARP_ARRIVALS; ++i) barrier_arrive(landed);
   }
 
   // Whether all lines of the walk begin and end at whole 16-byte pieces, so that bulk copies bring all
@@ -203,7 +200,7 @@ struct ServiceWarp : ExactWarp {
   // So were those of all columns.
   __device__ __forceinline__ void tokens_used(int round) const {
 #if WTS_OWNED
-    warp_arrive(&shared.states_sent[round_group(round)]);
+    if constexpr (HEAD == Head::DOMINO) warp_arrive(&shared.states_sent[round_group(round)]);
 #else
     if (LATER == 1 || round < plan::LATENT_SLOTS) latents_sent(round);
 #endif
