@@ -5,7 +5,8 @@ and compared prompt by prompt: greedy and sampled. The accepted length of a run 
 over all its prompts. Its 95 % interval comes from a bootstrap that draws whole prompts, since the
 rounds of one prompt are alike. The int8 walk also drafts at every state of the bf16 run, with the
 same random numbers: this compares the two at equal states, round by round, and is the sharper one
-where sampled texts soon differ.
+where sampled texts soon differ. So does the exact walk, greedily: as long as it drafts the same
+tokens at every state, its run is the bf16 head's, prompt by prompt.
 
 The verifier is this project's own loop. On a GPU the int8 walk is the kernel's, on a CPU the
 emulator's, which has the same tokens bit for bit (heads that read hidden states: given the same
@@ -19,6 +20,7 @@ import argparse
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,9 +34,10 @@ from lab.drafter import Drafter
 from lab.draw import draw_below
 from lab.generate import Block, Generated, Walk, generate
 from lab.target import Target
-from wts.bench import record
+from wts.bench import gate, record
 from wts.cells import AnyHead
 from wts.device import GPUS, LOCAL
+from wts.emulator import Emulator
 from wts.noise import Noise
 from wts.planner import plan_residency
 from wts.progress import sayer
@@ -185,8 +188,17 @@ def bf16_walk(head: AnyHead) -> Walk:
     return walk
 
 
-def int8_walk(head: AnyHead, *, batch: int, steps: int, sampled: bool, kind: torch.dtype) -> Walk:
+def int8_walk(
+    head: AnyHead, *, batch: int, steps: int, sampled: bool, kind: torch.dtype, exact: bool = False
+) -> Walk:
     """The package's walk: on the GPU that the head is on, or the emulator's."""
+    walker = _walker(head, batch=batch, steps=steps, sampled=sampled, kind=kind, exact=exact)
+    return partial(_walked, walker)
+
+
+def _walker(
+    head: AnyHead, *, batch: int, steps: int, sampled: bool, kind: torch.dtype, exact: bool
+) -> Walker:
     on_gpu = head.table.is_cuda
     plan = plan_residency(
         head,
@@ -195,27 +207,91 @@ def int8_walk(head: AnyHead, *, batch: int, steps: int, sampled: bool, kind: tor
         steps=steps,
         sampled=sampled,
         base_type=NUMBER_TYPE_OF[kind],
+        exact=exact,
     )
-    walker = Walker(head, plan, backend="device" if on_gpu else "emulator")
+    return Walker(head, plan, backend="device" if on_gpu else "emulator")
 
-    def walk(
+
+def _walked(
+    walker: Walker,
+    block: Block,
+    temperatures: torch.Tensor | None,
+    noise: Noise | None,
+    logits_out: torch.Tensor | None,
+) -> torch.Tensor:
+    tokens = walker(
+        block.base_logits,
+        block.anchor,
+        hidden=None if walker.head.hidden_size is None else block.hidden.bfloat16(),
+        temperatures=temperatures,
+        noise=noise,
+        logits_out=logits_out,
+    )
+    walker.check()
+    return tokens
+
+
+class ExactBeside:
+    """An exact walk and the bf16 head's, which drafts the same blocks after it.
+
+    The bf16 head's sums are made in a library's order, and where two logits are a rounding apart
+    that order can decide. So blocks with other tokens are walked again by the emulator, which
+    computes the formula in the order of the contract.
+
+    Args:
+        walker: exact.
+        first: the bf16 head's walk.
+
+    `wrong` counts the blocks in which the emulator's tokens are not the exact walk's either.
+    """
+
+    def __init__(self, walker: Walker, first: Walk) -> None:
+        self._walker = walker
+        self._first = first
+        self._emulator: Emulator | None = None
+        self._tokens: torch.Tensor | None = None
+        self.wrong = 0
+
+    def exact(
+        self,
         block: Block,
         temperatures: torch.Tensor | None,
         noise: Noise | None,
         logits_out: torch.Tensor | None,
     ) -> torch.Tensor:
-        tokens = walker(
-            block.base_logits,
-            block.anchor,
-            hidden=None if head.hidden_size is None else block.hidden.bfloat16(),
-            temperatures=temperatures,
-            noise=noise,
-            logits_out=logits_out,
-        )
-        walker.check()
+        """The exact walk."""
+        self._tokens = _walked(self._walker, block, temperatures, noise, logits_out)
+        return self._tokens
+
+    def bf16(
+        self,
+        block: Block,
+        temperatures: torch.Tensor | None,
+        noise: Noise | None,
+        logits_out: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """The bf16 head's walk of a block that `exact` has just walked."""
+        tokens = self._first(block, temperatures, noise, logits_out)
+        assert self._tokens is not None
+        for row in (tokens != self._tokens).any(1).nonzero()[:, 0].tolist():
+            self.wrong += not torch.equal(self._formula(block, row), self._tokens[row].cpu())
         return tokens
 
-    return walk
+    def _formula(self, block: Block, row: int) -> torch.Tensor:
+        one = Block(
+            base_logits=block.base_logits[row : row + 1],
+            anchor=block.anchor[row : row + 1],
+            hidden=block.hidden[row : row + 1],
+        )
+        if self._walker.backend == "emulator":
+            return _walked(self._walker, one, None, None, None)[0]
+        if self._emulator is None:
+            self._emulator = gate.emulator_of(self._walker)
+        part = None
+        if self._walker.head.hidden_size is not None:
+            part = gate.device_part(self._walker, one.hidden.bfloat16())
+        tokens, _ = self._emulator.walk(one.base_logits.cpu(), one.anchor.cpu(), hidden_part=part)
+        return tokens[0]
 
 
 # ---- the experiment ----------------------------------------------------------------------------
@@ -226,7 +302,7 @@ def _all(
     drafter: Drafter,
     prompts: Sequence[Prompt],
     walk: Walk,
-    shadow: Walk | None,
+    shadows: Sequence[Walk],
     *,
     batch: int,
     new_tokens: int,
@@ -244,7 +320,7 @@ def _all(
             new_tokens=new_tokens,
             temperature=temperature,
             seed=seed + first,
-            shadow=shadow,
+            shadows=shadows,
         )
     return found
 
@@ -275,21 +351,30 @@ def compare(
     Returns:
         `domains`: an `Estimate` for each domain and for "all", as dictionaries; `same_states`: the
         same at equal states, those of the bf16 run; `same_text`: share of prompts whose two texts
-        are equal; `per_prompt`: domain and, of both walks, tokens and rounds.
+        are equal; `per_prompt`: domain and, of both walks, tokens and rounds. Of greedy runs in
+        bf16 also `exact`: of the exact walk at the same states the `domains`, how many `prompts`
+        have another accepted length, and of all `blocks` how many have
+        other tokens (`unlike`), and how many of those the order of sums does not explain (`wrong`).
     """
     kind, steps = target.embed_tokens.weight.dtype, drafter.shape.steps
     batch = min(batch, len(prompts))
     sampled = temperature > 0
     first_walk = bf16_walk(head)
     second_walk = int8_walk(head, batch=batch, steps=steps, sampled=sampled, kind=kind)
+    shadows: list[Walk] = [second_walk]
+    beside = None
+    if not sampled and kind == torch.bfloat16:
+        walker = _walker(head, batch=batch, steps=steps, sampled=False, kind=kind, exact=True)
+        beside = ExactBeside(walker, first_walk)
+        shadows, first_walk = [second_walk, beside.exact], beside.bf16
 
-    def run(walk: Walk, shadow: Walk | None = None) -> list[Generated]:
+    def run(walk: Walk, shadows: Sequence[Walk] = ()) -> list[Generated]:
         return _all(
-            target, drafter, prompts, walk, shadow,
+            target, drafter, prompts, walk, shadows,
             batch=batch, new_tokens=new_tokens, temperature=temperature, seed=seed,
         )  # fmt: skip
 
-    one = run(first_walk, second_walk)
+    one = run(first_walk, shadows)
     other = run(second_walk)
     domains = [prompt.domain for prompt in prompts]
 
@@ -304,8 +389,15 @@ def compare(
             for d, a, b in zip(domains, one, other, strict=True)
         ],
     }
-    shadowed = [(x.shadowed or 0, x.rounds) for x in one]
-    result["same_states"] = by_domain(domains, first, shadowed)
+    result["same_states"] = by_domain(domains, first, [(x.shadowed[0], x.rounds) for x in one])
+    if beside is not None:
+        result["exact"] = {
+            "domains": by_domain(domains, first, [(x.shadowed[1], x.rounds) for x in one]),
+            "prompts": sum(x.shadowed[1] != x.committed for x in one),
+            "blocks": sum(x.rounds for x in one),
+            "unlike": sum(x.unlike[1] for x in one),
+            "wrong": beside.wrong,
+        }
     return result
 
 
@@ -398,6 +490,12 @@ def main(argv: Sequence[str] | None = None) -> None:
                 f"; at equal states {same['difference']:+.4f} [{same['low']:+.4f}, "
                 f"{same['high']:+.4f}]"
             )
+            if exact := result.get("exact"):
+                say(
+                    f"{name}, exact walk: {exact['prompts']} prompts with another length; "
+                    f"{exact['unlike']} of {exact['blocks']} blocks with other tokens, "
+                    f"{exact['wrong']} of them not by the order of sums"
+                )
             if environment is not None:
                 for line in records(
                     result, environment, head,

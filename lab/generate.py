@@ -17,6 +17,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol, Self
 
 import torch
@@ -64,14 +65,16 @@ class Generated:
         tokens: what was generated, cut to the wanted length.
         rounds: blocks drafted for them.
         committed: tokens that these rounds gave, with those behind the cut.
-        shadowed: tokens that they would have given with the other walk at the same positions; None
-            where there was none.
+        shadowed: of each shadow, tokens that they would have given with that walk at the same
+            positions.
+        unlike: of each shadow, rounds in which it drafted other tokens.
     """
 
     tokens: tuple[int, ...]
     rounds: int
     committed: int
-    shadowed: int | None
+    shadowed: tuple[int, ...]
+    unlike: tuple[int, ...]
 
 
 @dataclass(slots=True, kw_only=True)
@@ -101,7 +104,7 @@ def generate(
     new_tokens: int,
     temperature: float,
     seed: int,
-    shadow: Walk | None = None,
+    shadows: Sequence[Walk] = (),
 ) -> list[Generated]:
     """Generate behind prompts, which are all one batch.
 
@@ -113,7 +116,7 @@ def generate(
         new_tokens: of each request.
         temperature: 0 is greedy.
         seed: of the noise, and of the verifier's random numbers.
-        shadow: another walk over the same blocks, with the same random numbers; what it drafts is
+        shadows: other walks over the same blocks, with the same random numbers; what they draft is
             only judged.
 
     Returns:
@@ -135,9 +138,12 @@ def generate(
     assert read is not None
     _commit(drafter, context, read, positions)
     sampled = temperature > 0
-    own = _Randomness.start(target, count, steps, seed) if sampled else None
-    others = _Randomness.start(target, count, steps, seed) if sampled else None
-    rounds, shadowed = torch.zeros_like(batch.known), torch.zeros_like(batch.known)
+    start = partial(_Randomness.start, target, count, steps, seed)
+    own = start() if sampled else None
+    others = [start() if sampled else None for _ in shadows]
+    rounds = torch.zeros_like(batch.known)
+    shadowed = torch.zeros(count, len(shadows), dtype=torch.int64, device=device)
+    unlike = torch.zeros_like(shadowed)
     wanted = batch.prompts + new_tokens
     while bool((active := batch.known < wanted).any()):
         block = _draft(target, drafter, batch, context)
@@ -151,10 +157,17 @@ def generate(
             temperature=temperature,
             uniforms=batch.uniforms.gather(1, positions[..., None].expand(-1, -1, 2)),
         )
-        if shadow is not None:
-            # First, so that what it leaves in the target's cache is overwritten.
-            shadowed += torch.where(active, this.judge(shadow, others).kept + 1, 0)
-        found = this.judge(walk, own)
+        drafted = [this.draft(*one) for one in zip(shadows, others, strict=True)]
+        drafts = this.draft(walk, own)
+        # Shadows first, so that what they leave in the target's cache is overwritten.
+        kept: list[torch.Tensor | None] = []
+        for number, (theirs, other) in enumerate(zip(drafted, others, strict=True)):
+            unlike[:, number] += active & (theirs != drafts).any(1)
+            same = not sampled and torch.equal(theirs, drafts)  # then so is what is kept
+            kept.append(None if same else this.judge(theirs, other).kept)
+        found = this.judge(drafts, own)
+        for number, one in enumerate(kept):
+            shadowed[:, number] += torch.where(active, (found.kept if one is None else one) + 1, 0)
         _commit(drafter, context, found.read, positions)
         rounds += active
         # What is drafted and not kept is overwritten by the next round, or lies behind the end.
@@ -162,7 +175,7 @@ def generate(
         tokens = room.scatter(1, found.kept[:, None], found.last[:, None])
         batch.ids.scatter_(1, positions + 1, tokens)
         batch.known += torch.where(active, found.kept + 1, 0)
-    return _results(batch, rounds, None if shadow is None else shadowed, new_tokens)
+    return _results(batch, rounds, shadowed, unlike, new_tokens)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -260,16 +273,18 @@ class _Round:
     temperature: float
     uniforms: torch.Tensor
 
-    def judge(self, walk: Walk, randomness: _Randomness | None) -> _Judged:
-        """Draft with a walk and verify; randomness is None where all is greedy."""
-        anchor = self.block.anchor
+    def draft(self, walk: Walk, randomness: _Randomness | None) -> torch.Tensor:
+        """What a walk drafts, int64 [B, K]; randomness is None where all is greedy."""
         if randomness is None:
-            drafts = walk(self.block, None, None, None)
-        else:
-            temperatures = torch.full(anchor.shape, self.temperature, device=anchor.device)
-            drafts = walk(self.block, temperatures, randomness.noise, randomness.logits)
+            return walk(self.block, None, None, None)
+        anchor = self.block.anchor
+        temperatures = torch.full(anchor.shape, self.temperature, device=anchor.device)
+        return walk(self.block, temperatures, randomness.noise, randomness.logits)
+
+    def judge(self, drafts: torch.Tensor, randomness: _Randomness | None) -> _Judged:
+        """Verify what a walk has drafted with the same randomness."""
         final, read = self.target(
-            torch.cat([anchor[:, None], drafts], 1),
+            torch.cat([self.block.anchor[:, None], drafts], 1),
             read=self.drafter.shape.target_layers,
             positions=self.positions,
             cache=self.cache,
@@ -331,7 +346,11 @@ def _accept_sampled(
 
 
 def _results(
-    batch: _Batch, rounds: torch.Tensor, shadowed: torch.Tensor | None, new_tokens: int
+    batch: _Batch,
+    rounds: torch.Tensor,
+    shadowed: torch.Tensor,
+    unlike: torch.Tensor,
+    new_tokens: int,
 ) -> list[Generated]:
     found = []
     for row, prompt in enumerate(batch.prompts.tolist()):
@@ -340,7 +359,8 @@ def _results(
                 tokens=tuple(batch.ids[row, prompt : prompt + new_tokens].tolist()),
                 rounds=int(rounds[row]),
                 committed=int(batch.known[row]) - prompt,
-                shadowed=None if shadowed is None else int(shadowed[row]),
+                shadowed=tuple(shadowed[row].tolist()),
+                unlike=tuple(unlike[row].tolist()),
             )
         )
     return found

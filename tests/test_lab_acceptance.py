@@ -12,6 +12,8 @@ import torch
 
 from lab.acceptance import (
     Estimate,
+    ExactBeside,
+    Prompt,
     bf16_walk,
     by_domain,
     compare,
@@ -31,7 +33,9 @@ from lab_case import CPU, NAMES, save_pair, write_data
 from wts.bench import record
 from wts.cells import AnyHead
 from wts.noise import Noise
+from wts.planner import plan_residency
 from wts.reading import read_head
+from wts.walk import Walker
 
 PROMPTS = [[5, 9, 200], [17, 3, 3, 3, 250, 8, 1], [70, 71]]
 
@@ -87,17 +91,24 @@ def test_greedy_text_is_the_targets_whatever_drafts(name: str, tmp_path: Path) -
     )
     for walk in walks:
         found = generate(
-            target, drafter, PROMPTS, walk, new_tokens=12, temperature=0.0, seed=1, shadow=walk
+            target, drafter, PROMPTS, walk, new_tokens=12, temperature=0.0, seed=1, shadows=[walk]
         )
         for prompt, one in zip(PROMPTS, found, strict=True):
             assert list(one.tokens) == greedy_text(target, prompt, 12)
             assert one.committed >= 12
             assert one.rounds <= one.committed <= one.rounds * 4
-            assert one.shadowed == one.committed
+            assert one.shadowed == (one.committed,)
         # Whoever is done waits for the others, and counts no more.
         alone = [
             generate(
-                target, drafter, [prompt], walk, new_tokens=12, temperature=0.0, seed=1, shadow=walk
+                target,
+                drafter,
+                [prompt],
+                walk,
+                new_tokens=12,
+                temperature=0.0,
+                seed=1,
+                shadows=[walk],
             )[0]
             for prompt in PROMPTS
         ]
@@ -142,12 +153,12 @@ def test_rounds_are_counted(right: int, tmp_path: Path) -> None:
 
     found = generate(
         target, drafter, PROMPTS, walk, new_tokens=12, temperature=0.0, seed=1,
-        shadow=right_shadow,
+        shadows=[right_shadow],
     )  # fmt: skip
     for one in found:
         assert one.committed == one.rounds * (right + 1)
         assert one.rounds == -(-12 // (right + 1))
-        assert one.shadowed == one.rounds * 4
+        assert one.shadowed == (one.rounds * 4,)
 
 
 def test_what_is_accepted_is_distributed_as_the_target(tmp_path: Path) -> None:
@@ -184,13 +195,20 @@ def test_a_sampled_run_repeats_and_differs_from_another_seed(tmp_path: Path) -> 
     walk = int8_walk(head, batch=3, steps=3, sampled=True, kind=torch.float32)
     runs = [
         generate(
-            target, drafter, PROMPTS, walk, new_tokens=12, temperature=1.0, seed=seed, shadow=walk
+            target,
+            drafter,
+            PROMPTS,
+            walk,
+            new_tokens=12,
+            temperature=1.0,
+            seed=seed,
+            shadows=[walk],
         )
         for seed in (1, 1, 2)
     ]
     assert runs[0] == runs[1] != runs[2]
     # The same walk at the same states, with the same random numbers, gives the same.
-    assert all(one.shadowed == one.committed for run in runs for one in run)
+    assert all(one.shadowed == (one.committed,) for run in runs for one in run)
 
 
 def test_intervals_come_from_whole_prompts() -> None:
@@ -244,6 +262,49 @@ def test_the_comparison_has_a_row_for_each_prompt(tmp_path: Path) -> None:
     found = result["same_states"]["all"]
     rows = result["per_prompt"]
     assert found["first"] == sum(r["bf16"][0] for r in rows) / sum(r["bf16"][1] for r in rows)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_exact_walk_changes_nothing(name: str, tmp_path: Path) -> None:
+    drafter, folder = save_pair(tmp_path, name)
+    head = read_head(drafter, target=folder if name.startswith("domino") else None)
+    target, drafts = load_target(folder, CPU), load_drafter(drafter, CPU)  # in bf16
+    prompts = [Prompt(domain="python", tokens=tuple(prompt)) for prompt in PROMPTS]
+    result = compare(target, drafts, head, prompts, new_tokens=8, temperature=0.0)
+    exact = result["exact"]
+    assert exact["blocks"] == sum(row["bf16"][1] for row in result["per_prompt"])
+    assert exact["wrong"] == 0
+    if exact["unlike"] == 0:  # else the order of sums has decided
+        assert exact["prompts"] == 0
+        assert exact["domains"]["all"]["difference"] == 0.0
+    sampled = compare(target, drafts, head, prompts, new_tokens=8, temperature=1.0)
+    assert "exact" not in sampled
+
+
+def test_other_tokens_are_looked_into(tmp_path: Path) -> None:
+    _, _, head = load_pair(tmp_path, "vanilla-3")
+    plan = plan_residency(head, "h200", batch=2, steps=3, exact=True)
+    walker = Walker(head, plan, backend="emulator")
+    generator = torch.Generator().manual_seed(4)
+    block = Block(
+        base_logits=torch.randn(2, 3, head.vocab, generator=generator).bfloat16(),
+        anchor=torch.tensor([5, 6]),
+        hidden=torch.zeros(2, 3, 1),
+    )
+
+    def other(block: Block, *rest: object) -> torch.Tensor:
+        return walker(block.base_logits, block.anchor) + torch.tensor([[0], [1]])
+
+    beside = ExactBeside(walker, other)
+    beside.exact(block, None, None, None)
+    beside.bf16(block, None, None, None)
+    assert beside.wrong == 0  # the emulator has the exact walk's tokens: the other walk's are off
+    beside._tokens = other(block)
+    beside.bf16(block, None, None, None)
+    assert beside.wrong == 0  # equal tokens are not looked into
+    beside._tokens = other(block) + 1
+    beside.bf16(block, None, None, None)
+    assert beside.wrong == 2
 
 
 def test_records_say_what_was_compared(tmp_path: Path) -> None:

@@ -125,7 +125,9 @@ class Case:
                 on_gpu = self.sampling(requests, number, base.shape[2], "cuda")
                 part = None
                 if self.kind is not None:
-                    hidden = hidden_states(head, batch=requests, steps=self.steps, seed=number).cuda()
+                    hidden = hidden_states(
+                        head, batch=requests, steps=self.steps, seed=number
+                    ).cuda()
                     on_gpu["hidden"] = hidden
                 tokens = walker(there[:requests], anchor[:requests].cuda(), **on_gpu).cpu()
                 if self.kind is not None:

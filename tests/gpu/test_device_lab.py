@@ -42,6 +42,7 @@ def test_greedy_texts_are_equal_and_sampled_runs_come_to_an_end(name: str, tmp_p
     # A product of the target may round differently in another row of a batch, and turn a near-tie.
     assert greedy["same_text"] >= 0.75
     assert greedy["domains"]["all"]["prompts"] == 8
+    assert greedy["exact"]["wrong"] == 0
     sampled = compare(target, drafter, head, prompts, new_tokens=16, temperature=1.0)
     for row in sampled["per_prompt"]:
         for tokens, rounds in (row["bf16"], row["int8"]):
