@@ -75,6 +75,7 @@ lab:
 	PYTHONPATH=src:. $(PYTHON) -m lab.run $(LAB_DATA) $(LAB_OUT)/models --recipe $(LAB_RECIPE) $(LAB_ARGS)
 	PYTHONPATH=src:. $(PYTHON) -m lab.acceptance $(LAB_DATA) $(LAB_OUT)/models $(LAB_OUT)/acceptance
 	PYTHONPATH=src:. $(PYTHON) -m lab.fidelity $(LAB_DATA) $(LAB_OUT)/models $(LAB_OUT)/fidelity
+	PYTHONPATH=src:. $(PYTHON) -m lab.timing $(LAB_DATA) $(LAB_OUT)/models $(LAB_OUT)/timing
 	PYTHONPATH=src:. $(PYTHON) -m lab.export $(LAB_DATA) $(LAB_OUT)/models $(LAB_OUT)/sample
 
 clean:

@@ -503,8 +503,9 @@ def main(argv: Sequence[str] | None = None) -> None:
                     run_id=run_id,
                 ):  # fmt: skip
                     record.append(args.out / "results", line)
-    report = {"run_id": run_id, "new_tokens": args.new_tokens, "drafters": results}
-    (args.out / "acceptance.json").write_text(json.dumps(report) + "\n")
+            # Anew each time: a run that is cut short leaves what it has.
+            report = {"run_id": run_id, "new_tokens": args.new_tokens, "drafters": results}
+            (args.out / "acceptance.json").write_text(json.dumps(report) + "\n")
     draw_below(args.out, say)
 
 

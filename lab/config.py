@@ -225,6 +225,16 @@ RECIPES: Mapping[str, Recipe] = MappingProxyType({"smoke": _SMOKE, "h200": _H200
 """By name: "smoke" runs on a CPU in seconds; "h200" takes one H200 about five minutes."""
 
 
+def with_budgets(recipe: Recipe, share: float) -> Recipe:
+    """The same recipe with a share of its seconds."""
+
+    def less(phase: Phase) -> Phase:
+        return replace(phase, budget_s=share * phase.budget_s)
+
+    phases = {name: less(phase) for name, phase in recipe.phases.items()}
+    return replace(recipe, target_phase=less(recipe.target_phase), phases=MappingProxyType(phases))
+
+
 def loss_of(shape: DrafterShape) -> BlockLoss:
     """The published loss of a drafter of this kind."""
     return DOMINO_LOSS if shape.kind == "domino" else DSPARK_LOSS

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from lab.checkpoints import load_drafter, load_target, save_drafter, save_target
-from lab.config import RECIPES, Recipe
+from lab.config import RECIPES, Recipe, with_budgets
 from lab.data import Tokens, read_tokens
 from lab.losses import judge
 from lab.target import Target
@@ -132,6 +132,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--recipe", choices=sorted(RECIPES), default="h200")
     parser.add_argument("--only", nargs="*", metavar="NAME", help="drafters; none: the target only")
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--budget", type=float, default=1.0, help="share of the recipe's seconds")
     parser.add_argument("--steps", type=int, help="of each training, in place of seconds")
     parser.add_argument("--compile", action="store_true", help="compile the losses")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
@@ -139,7 +140,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     say = sayer()
 
     run_recipe(
-        RECIPES[args.recipe],
+        with_budgets(RECIPES[args.recipe], args.budget),
         args.data,
         args.out,
         device=torch.device(args.device),

@@ -29,6 +29,7 @@ from lab.drafter import Drafter
 from lab.draw import draw_below
 from lab.generate import Block, _accept_sampled, generate
 from lab.target import Target
+from lab.timing import rounds_with_guesses
 from lab_case import CPU, NAMES, save_pair, write_data
 from wts.bench import record
 from wts.cells import AnyHead
@@ -368,3 +369,18 @@ def test_reports_are_drawn_where_there_is_matplotlib(
     assert draw_below(tmp_path, said.append) == [tmp_path / "deep" / "a.png"]
     assert (tmp_path / "deep" / "a.png").stat().st_size > 1000
     assert len(said) == 1
+
+
+@pytest.mark.parametrize(
+    ("right", "window", "rounds"),
+    [
+        ([1, 1, 1, 1, 1, 1], 1, 6),
+        ([1, 1, 1, 1, 1, 1], 4, 2),
+        ([1, 1, 0, 1, 1, 1], 4, 2),  # steps 0 to 2, whose guesses 0 and 1 were right; then the rest
+        ([0, 0, 0, 0, 0, 0], 4, 6),
+        ([0, 1, 0, 1, 0, 1], 2, 4),
+        ([1, 1, 1, 1, 1, 0], 8, 1),  # nothing follows the last token
+    ],
+)
+def test_guessed_steps_come_together(right: list[int], window: int, rounds: int) -> None:
+    assert rounds_with_guesses(torch.tensor([right]).bool(), window) == rounds

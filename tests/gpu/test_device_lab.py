@@ -14,6 +14,7 @@ from lab.checkpoints import load_drafter, load_target
 from lab.data import Tokens
 from lab.fidelity import record_whole
 from lab.run import run_recipe
+from lab.timing import time_walks
 from lab_case import NAMES, SMOKE, save_pair, write_data
 from wts.fidelity import examine
 from wts.reading import read_head
@@ -48,6 +49,10 @@ def test_greedy_texts_are_equal_and_sampled_runs_come_to_an_end(name: str, tmp_p
         for tokens, rounds in (row["bf16"], row["int8"]):
             assert tokens >= 16
             assert rounds <= tokens <= 4 * rounds
+    recorded = record_whole(target, drafter, text(), requests=3)
+    timings, numbers, _ = time_walks(head, recorded, rounds=2, checked=2)
+    assert {path: one.num_samples for path, one in timings.items()} == {"wts": 6, "wts_exact": 6}
+    assert 0 <= numbers["rescored_share"] <= 1
     report = examine(head, record_whole(target, drafter, text(), requests=4))
     assert report["steps"]["flips_where_decided"] == 0
     assert report["steps"]["logit_error"]["largest_share_of_bound"] <= 1

@@ -32,9 +32,11 @@ class _Field:
     may_be_empty: bool = False
 
 
+_BENCHES = ("head", "trained", "placement", "serving", "fidelity", "acceptance")
+
 _COMMON: dict[str, _Field] = {
     "schema": _Field(kind=int, choices=(SCHEMA,)),
-    "bench": _Field(kind=str, choices=("head", "placement", "serving", "fidelity", "acceptance")),
+    "bench": _Field(kind=str, choices=_BENCHES),
     "run_id": _Field(kind=str),
     "path": _Field(
         kind=str,

@@ -200,7 +200,9 @@ struct ServiceWarp : ExactWarp {
   // So were those of all columns.
   __device__ __forceinline__ void tokens_used(int round) const {
 #if WTS_OWNED
+    // An RNN's states are gathered by this very warp, whose lanes have read the old ones by now.
     if constexpr (HEAD == Head::DOMINO) warp_arrive(&shared.states_sent[round_group(round)]);
+    __syncwarp();
 #else
     if (LATER == 1 || round < plan::LATENT_SLOTS) latents_sent(round);
 #endif
