@@ -278,19 +278,23 @@ class ExactBeside:
         return tokens
 
     def _formula(self, block: Block, row: int) -> torch.Tensor:
-        one = Block(
-            base_logits=block.base_logits[row : row + 1],
-            anchor=block.anchor[row : row + 1],
-            hidden=block.hidden[row : row + 1],
-        )
+        """Tokens of one request of the block that `exact` has walked last."""
+        one = slice(row, row + 1)
         if self._walker.backend == "emulator":
-            return _walked(self._walker, one, None, None, None)[0]
+            again = Block(
+                base_logits=block.base_logits[one],
+                anchor=block.anchor[one],
+                hidden=block.hidden[one],
+            )
+            return _walked(self._walker, again, None, None, None)[0]
         if self._emulator is None:
             self._emulator = gate.emulator_of(self._walker)
         part = None
         if self._walker.head.hidden_size is not None:
-            part = gate.device_part(self._walker, one.hidden.bfloat16())
-        tokens, _ = self._emulator.walk(one.base_logits.cpu(), one.anchor.cpu(), hidden_part=part)
+            part = gate.device_part(self._walker, block.hidden)[one]
+        tokens, _ = self._emulator.walk(
+            block.base_logits[one].cpu(), block.anchor[one].cpu(), hidden_part=part
+        )
         return tokens[0]
 
 

@@ -82,9 +82,9 @@ def _check(walkers: dict[str, Walker], inputs: Inputs, blocks: int) -> None:
         emulator = gate.emulator_of(walker)
         for block in range(min(blocks, len(inputs.anchor))):
             base, anchor, hidden = _block(inputs, block)
-            part = None if hidden is None else gate.device_part(walker, hidden)
-            wanted, _ = emulator.walk(base.cpu(), anchor.cpu(), hidden_part=part)
             found = walker(base, anchor, hidden=hidden)
+            part = None if hidden is None else gate.device_part(walker, hidden)  # of this walk
+            wanted, _ = emulator.walk(base.cpu(), anchor.cpu(), hidden_part=part)
             gate.compare(f"tokens of {path}, block {block}", found.cpu(), wanted)
 
 

@@ -59,14 +59,14 @@ class Constants:
     tensor_cycles: float = 32.0
     two_dies_us: float = 0.175
     l2_bytes_per_cycle: float = 35.0
-    launch_us: float = field(default=7.31, metadata={"fitted": True})
-    hbm_share: float = field(default=0.768, metadata={"fitted": True})
-    fill_rounds: float = field(default=0.821, metadata={"fitted": True})
-    greedy_judging_cycles: float = field(default=103.0, metadata={"fitted": True})
-    lone_sampled_judging_cycles: float = field(default=358.0, metadata={"fitted": True})
-    group_sampled_judging_cycles: float = field(default=618.0, metadata={"fitted": True})
-    greedy_exchange_cycles: float = field(default=1533.0, metadata={"fitted": True})
-    sampled_exchange_cycles: float = field(default=2151.0, metadata={"fitted": True})
+    launch_us: float = field(default=6.05, metadata={"fitted": True})
+    hbm_share: float = field(default=0.695, metadata={"fitted": True})
+    fill_rounds: float = field(default=0.424, metadata={"fitted": True})
+    greedy_judging_cycles: float = field(default=110.0, metadata={"fitted": True})
+    lone_sampled_judging_cycles: float = field(default=345.0, metadata={"fitted": True})
+    group_sampled_judging_cycles: float = field(default=579.0, metadata={"fitted": True})
+    greedy_exchange_cycles: float = field(default=1509.0, metadata={"fitted": True})
+    sampled_exchange_cycles: float = field(default=2215.0, metadata={"fitted": True})
 
     def fitted(self) -> dict[str, float]:
         """Those that complete calls were fitted with, by name."""
