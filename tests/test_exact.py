@@ -19,7 +19,14 @@ from hypothesis import strategies as st
 from strategies import hopper
 from wts.cells import lane_product
 from wts.errors import HeadError, PlanError
-from wts.exact import code_scales, exact_logits, latent_bounds, scale_limits, screen_of
+from wts.exact import (
+    code_scales,
+    exact_logits,
+    latent_bounds,
+    residuals_of,
+    scale_limits,
+    screen_of,
+)
 from wts.heads import MarkovHead
 from wts.pack import pack_head, quantise_latents, quantise_rows
 from wts.plan import ResidencyPlan
@@ -218,14 +225,23 @@ def test_exact_logits_lie_within_their_bounds(
     high, low, latent_scale = quantise_latents(latent)
     whole = 256 * high.int() + low.int()
     screen = screen_of(weight, scale, levels)
-    slack, margin = latent_bounds(latent, whole, latent_scale, screen)
     dot = whole.double() @ levels.double().T
-    key = keys(base.float(), dot, scale[None] * latent_scale[:, None], slack)
-    # Else the block is undecided, and its exact logits are computed whatever the bound.
-    decided = key.abs() < LARGEST_DECIDED
-    assert bool((key >= exact)[decided].all())
-    certain = least(key, scale[None], margin)
-    assert bool((certain <= exact)[decided].all())
+    residuals = residuals_of(weight, scale, levels, len(latent))
+    assert residuals is not None
+    rough = replace(  # as on a GPU
+        residuals, rows=residuals.rows.bfloat16(), away=residuals.away.bfloat16()
+    )
+    slacks = []
+    for measured in (None, residuals, rough):
+        slack, margin = latent_bounds(latent, whole, latent_scale, screen, measured)
+        key = keys(base.float(), dot, scale[None] * latent_scale[:, None], slack)
+        # Else the block is undecided, and its exact logits are computed whatever the bound.
+        decided = key.abs() < LARGEST_DECIDED
+        assert bool((key >= exact)[decided].all())
+        certain = least(key, scale[None], margin)
+        assert bool((certain <= exact)[decided].all())
+        slacks.append(slack)
+    assert bool((torch.stack(slacks[1:]) <= slacks[0]).all())
     limit = scale_limits(scale)[scale.view(torch.int32) & 7]
     assert bool((limit >= scale).all())
     if shape == "normal" and (of_row, of_latent, of_base) == (30.0, 30.0, 0.0):
@@ -247,3 +263,27 @@ def test_bounds_are_of_use_beside_rows_of_large_scale() -> None:
         )
         limit = scale_limits(scale)[scale.view(torch.int32) & 7]
         assert float((limit * margin).median()) < 1.0
+
+
+def test_measured_bounds_are_narrow() -> None:
+    head = MarkovHead.random(vocab=3000, rank=256, seed=1)
+    levels, scale = quantise_rows(head.projection)
+    code_scales(scale)
+    screen = screen_of(head.projection, scale, levels)
+    high, low, latent_scale = quantise_latents(head.table[:50])
+    given = head.table[:50], 256 * high.int() + low.int(), latent_scale, screen
+    residuals = residuals_of(head.projection, scale, levels, 50)
+    (by_length, _), (measured, _) = latent_bounds(*given), latent_bounds(*given, residuals)
+    assert float((measured / by_length).median()) < 0.25
+    assert residuals_of(head.projection, scale, levels, 1 << 20) is None, "not on a CPU"
+
+
+def test_rows_that_are_not_finite_are_left_out_of_residuals() -> None:
+    weight = torch.randn(40, 64).bfloat16()
+    weight[3, 5], weight[7] = torch.nan, 0.0
+    levels, scale = quantise_rows(weight)
+    code_scales(scale)
+    found = residuals_of(weight, scale, levels, 1)
+    assert found is not None
+    assert bool(found.rows.isfinite().all() & found.away.isfinite().all())
+    assert not found.rows[[3, 7]].any()

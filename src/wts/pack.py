@@ -22,7 +22,14 @@ import torch
 import torch.nn.functional as F
 
 from wts.cells import AnyHead, Cell, cell_of, hidden_part, input_rows
-from wts.exact import ExactHead, code_scales, exact_head, latent_bounds
+from wts.exact import (
+    ExactHead,
+    Residuals,
+    code_scales,
+    exact_head,
+    latent_bounds,
+    residuals_of,
+)
 from wts.heads import HeadState, MarkovHead
 from wts.plan import FRAGMENT_BYTES, PAIR_ROWS, SLAB_BYTES, TILE_ROWS, WARPGROUP, ResidencyPlan
 
@@ -363,12 +370,17 @@ def pack_head(
     shared = next((other for other in done if packed.table is other.table), None)
     if shared is not None:
         return replace(packed, exact=shared.exact)
+    residuals = None
     if plan.exact:
-        levels = load_rows(packed.tiles, plan)[: plan.vocab]
-        packed = replace(packed, exact=exact_head(head, packed.row_scale[: plan.vocab], levels))
+        levels, scale = load_rows(packed.tiles, plan)[: plan.vocab], packed.row_scale[: plan.vocab]
+        exact = exact_head(head, scale, levels)
+        packed = replace(packed, exact=exact)
+        if isinstance(head, MarkovHead):
+            weight = exact.projection[: plan.vocab]
+            residuals = residuals_of(weight, scale, levels, head.table_rows)
     at_once = CHUNK_ROWS if isinstance(head, MarkovHead) else _INPUT_ROWS
     for first, rows in _chunks(head.table, device, at_once):
-        fetched = _fetched_rows(head, rows, packed.exact, quantised=plan.quantised)
+        fetched = _fetched_rows(head, rows, packed.exact, residuals, quantised=plan.quantised)
         packed.table[first : first + len(rows)] = fetched
     if head.draft_to_target is not None and packed.draft_to_target is not None:
         packed.draft_to_target.copy_(head.draft_to_target[: plan.vocab])
@@ -427,7 +439,12 @@ def _room_for(
 
 
 def _fetched_rows(
-    head: AnyHead, rows: torch.Tensor, exact: ExactHead | None, *, quantised: bool
+    head: AnyHead,
+    rows: torch.Tensor,
+    exact: ExactHead | None,
+    residuals: Residuals | None,
+    *,
+    quantised: bool,
 ) -> torch.Tensor:
     """What a step fetches for tokens, uint8 [n, ...], from their table rows."""
     if not isinstance(head, MarkovHead):
@@ -437,7 +454,8 @@ def _fetched_rows(
     high, low, scale = quantise_latents(rows)
     packed = pack_latents(high, low, scale)
     if exact is not None:
-        bounds = latent_bounds(rows, 256 * high.int() + low.int(), scale, exact.screen)
+        levels = 256 * high.int() + low.int()
+        bounds = latent_bounds(rows, levels, scale, exact.screen, residuals)
         first = 2 * rows.shape[1] + 4
         packed[:, first : first + 8] = torch.stack(bounds, 1).view(torch.uint8)
     return packed
