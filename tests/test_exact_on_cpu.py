@@ -190,6 +190,21 @@ class TestContenders:
         int8 = Walker(head, replace(plan, exact=False), backend="emulator")
         assert int8(base, anchor).tolist() == [[3]] * batch
 
+    @pytest.mark.parametrize("batch", [1, 2, 4])
+    def test_a_crowded_warp_costs_the_rows_of_few_lanes(self, batch: int) -> None:
+        drawn = MarkovHead.random(vocab=1150, rank=64, seed=3)
+        rows, chosen = drawn.projection.clone(), [5, 9, 77, 130]
+        rows[chosen] = rows[5]  # equal, so all four contend
+        head = MarkovHead(table=drawn.table, projection=rows)
+        plan = plan_of(head, batch=batch)
+        assert (plan.num_blocks, plan.warp_tiles) == (1, 9)
+        base = torch.full((batch, 1, 1150), -1000.0)
+        base[:, :, chosen] = 0.0
+        steps, computed = check(head, plan, base.bfloat16(), torch.arange(batch))
+        assert steps == batch
+        # A lane holds 6, 10 or 18 rows of a request; a warp 144.
+        assert 4 * batch <= computed <= 40 * batch
+
     def test_identical_rows_give_the_lowest(self) -> None:
         head = MarkovHead(
             table=torch.ones(600, 64).bfloat16(), projection=torch.ones(600, 64).bfloat16()

@@ -190,38 +190,68 @@ struct ExactWarp : LatentWarp {
     return plan::SWEEP_WARPS * OWN_ROWS + (warp >> 1) * 32 + at - OWN_ROWS;
   }
 
+  // Rows that a lane of a warp that multiplies alone holds of its request.
+  static constexpr int LANE_ROWS = 2 * ACCUMULATORS;
+
+  // The place of a bit of a mask that has so many bits below it.
+  __device__ __forceinline__ static int place_of_bit(u32 mask, int below) {
+    for (; below > 0; --below) mask &= mask - 1;
+    return max(__ffs(static_cast<int>(mask)) - 1, 0);
+  }
+
   // Finds this block's best row by exact logits, among those whose bound is not below `least`, and
-  // publishes it. A sweeping warp offers two rows, and how good a third may be: where that may have won, too,
-  // all rows of the warp are computed.
+  // publishes it. A sweeping warp offers two rows, and how good a third may be. Where that may have won, too,
+  // its lanes' two best are looked at (all rows of a lane, if both may have won) or, of warpgroups, all its
+  // rows computed.
   __device__ __forceinline__ void publish_exact(int round, int column, int least) const {
     const int lane = lane_index(), first = static_cast<int>(blockIdx.x) * plan::ROWS;
+    const auto is_close = [&](int candidate) { return candidate != NEVER && key_part(candidate) >= least; };
     int candidate = NEVER;
     if (lane < plan::CANDIDATES)
       candidate = shared.candidate_key[candidate_slot(round)][column][lane];
-    const u32 close =
-        __ballot_sync(0xffffffffu, candidate != NEVER && key_part(candidate) >= least);
-    u32 crowded = close >> (2 * plan::SWEEP_WARPS);
-    u32 offered = close & ~(crowded << plan::SWEEP_WARPS | crowded) & ((1u << 2 * plan::SWEEP_WARPS) - 1);
-    const u32 computed = __popc(offered) + __popc(crowded) * WARP_ROWS;
+    const u32 close = __ballot_sync(0xffffffffu, is_close(candidate));
+    const u32 crowded = close >> (2 * plan::SWEEP_WARPS);
+    const u32 offered =
+        close & ~(crowded << plan::SWEEP_WARPS | crowded) & ((1u << 2 * plan::SWEEP_WARPS) - 1);
     Found best;
-    int at = 0;
+    u32 computed = 0;
+    // What warps offered, then one crowded warp after the other.
 #pragma unroll 1
-    while ((offered | crowded) != 0) {
-      int place = __ffs(static_cast<int>(offered != 0 ? offered : crowded)) - 1;
-      int row = warp_row(place, at + share());
-      if (offered != 0) {
-#pragma unroll
-        for (int i = 0; i < AT_ONCE; ++i) {
-          if (i == share() && offered != 0) place = __ffs(static_cast<int>(offered)) - 1;
-          offered &= offered - 1;
+    for (u32 rest = crowded << 1 | (offered != 0); rest != 0; rest &= rest - 1) {
+      const int warp = __ffs(static_cast<int>(rest)) - 2;
+      u32 single = offered, deep = 0;  // lanes of which one row may have won, or more
+      int value = candidate, others = 0;
+      if (warp >= 0) {
+        single = 0;
+        others = WARP_ROWS;
+        if constexpr (plan::LANE_SLOTS > 0) {
+          const int* kept = lane_candidates(shared, round, warp);
+          const bool mine = (lane & 3) % BLOCK_REQUESTS == column;
+          value = kept[lane];
+          deep = __ballot_sync(0xffffffffu, mine && is_close(kept[32 + lane]));
+          single = __ballot_sync(0xffffffffu, mine && is_close(value)) & ~deep;
+          others = __popc(deep) * LANE_ROWS;
         }
-        row = compact_row(static_cast<u32>(__shfl_sync(0xffffffffu, candidate, place)));
-      } else if ((at += AT_ONCE) == WARP_ROWS) {
-        at = 0;
-        crowded &= crowded - 1;
       }
-      const int token = min(first + row, plan::VOCAB - 1);
-      best.offer(exact_key(round, column, token), token);
+      const int alone = __popc(single), items = alone + others;
+      const auto row_of = [&](int item) {
+        const int at = min(item, items - 1), behind = at - alone;
+        const bool one = behind < 0;
+        const int place = one ? place_of_bit(single, at) : place_of_bit(deep, behind / LANE_ROWS);
+        const int row = compact_row(static_cast<u32>(__shfl_sync(0xffffffffu, value, place)));
+        if (one) return row;
+        if constexpr (plan::LANE_SLOTS == 0) return warp_row(warp, behind);
+        return LaneRows(warp, place).row(behind % LANE_ROWS / 2) + behind % 2;
+      };
+      // All at once: behind one another they would come from memory.
+#pragma unroll 1
+      for (int at = 0; at < items; at += 32) prefetch_weight(row_of(at + lane));
+#pragma unroll 1
+      for (int at = 0; at < items; at += AT_ONCE) {
+        const int token = min(first + row_of(at + share()), plan::VOCAB - 1);
+        best.offer(exact_key(round, column, token), token);
+      }
+      computed += static_cast<u32>(items);
     }
     best = best.of_warp();
     if (lane != 0) return;

@@ -42,7 +42,7 @@ struct Shared {
   alignas(16) int token[plan::LATER_TOKENS];
   // Best row of each sweeping warp, in a sampled plan the two best: ordered key, position in the
   // shard, and step logit. A round's lie in the slot of its base logits: that slot is filled anew
-  // only when they have been read. In an exact walk: the best row and the next best key, kept until the
+  // only when they have been read. In an exact walk: the two best rows and the key of a third, kept until the
   // round is concluded.
   alignas(16) int candidate_key[plan::CANDIDATE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
   alignas(16) int candidate_row[plan::CANDIDATE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
@@ -97,6 +97,8 @@ struct Shared {
   alignas(16) float margin[plan::GROUPS * plan::COLUMNS];
   alignas(16) int previous[plan::GROUPS * plan::COLUMNS];
   alignas(16) unsigned short exact_latent[plan::EXACT_LATENT_SLOTS][plan::COLUMNS][plan::EXACT_LATENT];
+  // The two best candidates of each lane of a warp that multiplies alone, of LANE_SLOTS rounds.
+  alignas(16) int lane_candidate[plan::LANE_SLOTS > 0 ? plan::LANE_SLOTS * plan::SWEEP_WARPS * 64 : 1];
   // The unquantised head, as in ExactSource.
   alignas(16) const Byte* exact_weight;
   const Byte* exact_table;

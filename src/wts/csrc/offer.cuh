@@ -389,6 +389,13 @@ __device__ __forceinline__ void post(Shared& shared, int round, int column, int 
 // Leaves the best of the warp for the service warps.
 __device__ __forceinline__ void post_best(Shared& shared, int warp, int lane, int round,
                                           const Offers& offers) {
+#if WTS_EXACT
+  if constexpr (plan::LANE_SLOTS > 0) {
+    int* kept = lane_candidates(shared, round, warp);
+    kept[lane] = offers.best[0].key;
+    kept[32 + lane] = offers.best[0].second;
+  }
+#endif
 #pragma unroll
   for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) {
 #pragma unroll

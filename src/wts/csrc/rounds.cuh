@@ -92,6 +92,14 @@ __device__ __forceinline__ u32 round_slot_parity(int round) {
 
 // Where a round's candidates lie.
 __device__ __forceinline__ int candidate_slot(int round) { return round % plan::CANDIDATE_SLOTS; }
+#if WTS_EXACT
+// In an exact walk: the two best candidates of each lane of a sweeping warp, for a crowded step (exact.cuh).
+static_assert(plan::LANE_SLOTS == 0 || plan::COLUMN_BLOCKS == 1, "a lane holds rows of one request");
+__device__ __forceinline__ int* lane_candidates(Shared& shared, int round, int warp) {
+  const int slot = round % (plan::LANE_SLOTS > 0 ? plan::LANE_SLOTS : 1);
+  return shared.lane_candidate + (slot * plan::SWEEP_WARPS + warp) * 64;
+}
+#endif
 
 // Latents of LATENT_SLOTS rounds are held, those being swept and those to come.
 __device__ __forceinline__ int latent_slot(int round) { return round % plan::LATENT_SLOTS; }

@@ -135,6 +135,7 @@ def render_header(plan: ResidencyPlan) -> str:
         "EXACT_SOURCE_WORDS": EXACT_SOURCE_WORDS,
         "EXACT_LATENT": plan.exact_latent,
         "EXACT_LATENT_SLOTS": plan.exact_latent_slots,
+        "LANE_SLOTS": plan.lane_slots,
         "PARKED_NOISE": plan.parked_noise,
         "TILES_JUDGED": TILES_JUDGED,
         "PARKED_LOGITS": plan.parked_logits,

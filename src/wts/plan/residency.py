@@ -190,6 +190,13 @@ class ResidencyPlan:
         return min(max(self.base_slots, self.groups), self.base_slots + 2 * self.exchange_lag)
 
     @property
+    def lane_slots(self) -> int:
+        """Rounds whose lanes' candidates are kept likewise, where warps multiply alone."""
+        if not self.exact or self.warpgroups or self.async_tiles:
+            return 0
+        return 1 if self.groups == 1 else self.candidate_slots
+
+    @property
     def exact_latent_slots(self) -> int:
         """Rounds whose latents an exact walk keeps in bf16, likewise; Markov ones are in memory."""
         return 4 if self.exact and self.groups > 3 and self.kind != "markov" else self.latent_slots
