@@ -194,7 +194,7 @@ class TestContenders:
     def test_a_crowded_warp_costs_the_rows_of_few_lanes(self, batch: int) -> None:
         drawn = MarkovHead.random(vocab=1150, rank=64, seed=3)
         rows, chosen = drawn.projection.clone(), [5, 9, 77, 130]
-        rows[chosen] = rows[5]  # equal, so all four contend
+        rows[chosen] = rows[5].clone()  # equal, so all four contend
         head = MarkovHead(table=drawn.table, projection=rows)
         plan = plan_of(head, batch=batch)
         assert (plan.num_blocks, plan.warp_tiles) == (1, 9)

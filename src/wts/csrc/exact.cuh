@@ -84,12 +84,16 @@ struct ExactWarp : LatentWarp {
     const float scale = shared.row_scale[compact_row(static_cast<u32>(best))];
     const int least = least_key(best, scale, shared.margin[request]);
     const bool rival = mine != best && key_part(mine) >= least;
-    const bool bounded = fabsf(key_value(best)) < LARGEST_DECIDED;
-    const bool open = __any_sync(0xffffffffu, rival) || !bounded;
+    const bool open = __any_sync(0xffffffffu, rival) || !bounded(best);
     return open && request < args.num_requests ? UNDECIDED : __float_as_uint(scale) & CODE_MASK;
   }
 
-  // What the winner has at least, by the word of a decided block.
+  // Whether a bound says anything; of NaN it does not.
+  __device__ __forceinline__ static bool bounded(int key) {
+    return fabsf(key_value(key)) < LARGEST_DECIDED;
+  }
+
+  // What a block's best row has at least, by its word; of an undecided one its scale may be the largest.
   __device__ __forceinline__ int least_of(ExchangeWord word, float margin) const {
     const u32 code = min(word_code(word), static_cast<u32>(plan::SCALE_LIMITS - 1));
     return least_key(word_key(word), shared.scale_limit[code], margin);
@@ -209,6 +213,12 @@ struct ExactWarp : LatentWarp {
     int candidate = NEVER;
     if (lane < plan::CANDIDATES)
       candidate = shared.candidate_key[candidate_slot(round)][column][lane];
+    // Its own rows may have more for certain than its word has told.
+    int certain = NEVER;
+    if (lane < plan::SWEEP_WARPS && candidate != NEVER && bounded(candidate))
+      certain = least_key(candidate, shared.row_scale[compact_row(static_cast<u32>(candidate))],
+                          shared.margin[request(round_group(round), column)]);
+    least = max(least, warp_max(certain));
     const u32 close = __ballot_sync(0xffffffffu, is_close(candidate));
     const u32 crowded = close >> (2 * plan::SWEEP_WARPS);
     const u32 offered =
@@ -310,7 +320,7 @@ struct ExactWarp : LatentWarp {
 #pragma unroll
     for (int i = 0; i < BLOCKS_PER_LANE; ++i) {
       const ExchangeWord word = gathered.words[i];
-      if (word_code(word) != UNDECIDED && word_key(word) != NEVER)
+      if (word_key(word) != NEVER && bounded(word_key(word)))
         least = max(least, least_of(word, margin));
     }
     least = warp_max(least);
