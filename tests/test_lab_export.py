@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -15,14 +16,16 @@ from lab.checkpoints import load_drafter, load_target
 from lab.data import Tokens
 from lab.export import choose_tokens, export_sample
 from lab_case import CPU, save_pair, write_data
+from simulator import Simulator
 from wts import cli, sample
 from wts.checkpoint import read_config
 from wts.device import GPUS
 from wts.errors import WalkError
 from wts.fidelity import examine
+from wts.heads import MarkovHead
 from wts.planner import plan_residency
 from wts.reading import read_head
-from wts.reference import step_logits
+from wts.reference import exact_walk, step_logits
 from wts.sample import load_sample
 from wts.walk import Walker
 
@@ -190,7 +193,6 @@ def test_fidelity_of_every_drafter_on_its_own_text(tmp_path: Path) -> None:
         assert (out / f"{name}.png").stat().st_size > 1000
 
 
-@pytest.mark.skipif(not sample.has_sample(), reason="the sample is not made yet")
 def test_the_sample_that_ships() -> None:
     found = load_sample()
     assert sum(path.stat().st_size for path in sample.FOLDER.iterdir()) < 12 << 20
@@ -204,3 +206,33 @@ def test_the_sample_that_ships() -> None:
     walker = Walker(found.head, plan, backend="emulator")
     drafted = walker(found.inputs.base_logits, found.inputs.anchor, hidden=found.inputs.hidden)
     assert float((drafted[:, 0] == tokens[:, 0]).double().mean()) > 0.1
+
+
+def test_exact_walks_of_the_sample_are_the_formula_s() -> None:
+    """Real text turns some int8 tokens; exact ones are those of the unquantised head."""
+    found = load_sample()
+    base, anchor = found.inputs.base_logits, found.inputs.anchor
+    gpu = GPUS["h200"].with_blocks(8)
+    tokens = {}
+    for exact in (False, True):
+        plan = plan_residency(found.head, gpu, batch=16, steps=7, exact=exact)
+        tokens[exact] = Walker(found.head, plan, backend="emulator")(base, anchor)
+    assert isinstance(found.head, MarkovHead)
+    assert torch.equal(tokens[True], exact_walk(found.head, base, anchor))
+    assert 0 < int((tokens[True] != tokens[False]).sum()) <= 20
+
+
+@pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
+def test_int8_sums_of_the_sample_leave_few_rows_open() -> None:
+    """By the bounds that the kernel has, on real text: what an exact walk costs."""
+    found = load_sample()
+    assert isinstance(found.head, MarkovHead)
+    gpu = GPUS["h200"].with_blocks(4)
+    plan = plan_residency(found.head, gpu, batch=4, steps=7, exact=True)
+    simulator = Simulator(found.head, plan)
+    base, anchor = found.inputs.base_logits[:4], found.inputs.anchor[:4]
+    tokens = simulator(base, anchor, seed=1, most_turns=20_000_000)
+    assert torch.equal(tokens, exact_walk(found.head, base, anchor))
+    *_, steps, rows, _ = simulator.status.tolist()
+    assert steps <= 0.25 * 4 * 7
+    assert rows <= 4 * steps
