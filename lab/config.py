@@ -189,13 +189,15 @@ _H200 = Recipe(
         intermediate=1536,
     ),
     target_phase=Phase(
-        budget_s=115.0, sequences=64, length=512, lr=1.5e-3, weight_decay=0.05, chunk=8192
+        budget_s=100.0, sequences=64, length=512, lr=1.5e-3, weight_decay=0.05, chunk=8192
     ),
     drafters=MappingProxyType(
         {
             "vanilla-16": _H200_DRAFTER,
             "vanilla-7": replace(_H200_DRAFTER, steps=7),
+            "gated-16": replace(_H200_DRAFTER, kind="gated"),
             "gated-7": replace(_H200_DRAFTER, kind="gated", steps=7),
+            "rnn-16": replace(_H200_DRAFTER, kind="rnn"),
             "rnn-7": replace(_H200_DRAFTER, kind="rnn", steps=7),
             "domino-15": replace(_H200_DRAFTER, kind="domino", steps=15, state=512),
         }
@@ -204,15 +206,19 @@ _H200 = Recipe(
         {
             "vanilla-16": _LONG,
             "vanilla-7": _SHORT,
+            "gated-16": replace(_LONG, budget_s=20.0),
             "gated-7": replace(_SHORT, budget_s=20.0),
-            "rnn-7": replace(_SHORT, budget_s=35.0),
-            "domino-15": _LONG,
+            "rnn-16": replace(_LONG, budget_s=25.0),
+            "rnn-7": replace(_SHORT, budget_s=25.0),
+            "domino-15": replace(_LONG, budget_s=40.0),
         }
     ),
     starts=MappingProxyType(
         {
             "vanilla-7": "vanilla-16",
+            "gated-16": "vanilla-16",
             "gated-7": "vanilla-7",
+            "rnn-16": "vanilla-16",
             "rnn-7": "vanilla-7",
             "domino-15": "vanilla-16",
         }

@@ -347,7 +347,7 @@ struct ServiceWarp : ExactWarp {
   __device__ __forceinline__ int settle(const Gathered& gathered, int round, int column) const {
 #if WTS_EXACT
     return settle_exactly(gathered, round, column);
-#endif
+#else
     const int group = round_group(round), step = round_step(round);
     const int winner = gathered.winner();
     if constexpr (plan::SCORED) {
@@ -362,6 +362,7 @@ struct ServiceWarp : ExactWarp {
         return closest(gathered, least, group, column, step);
     }
     return winner;
+#endif
   }
 
   // The block's best rows of this step, published as soon as the sweeping warps have offered theirs.
