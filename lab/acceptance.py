@@ -38,11 +38,13 @@ from wts.bench import gate, record
 from wts.cells import AnyHead
 from wts.device import GPUS, LOCAL
 from wts.emulator import Emulator
+from wts.errors import InputError
+from wts.heads import MarkovHead
 from wts.noise import Noise
 from wts.planner import plan_residency
 from wts.progress import sayer
 from wts.reading import read_head
-from wts.reference import reference_walk
+from wts.reference import exact_walk, reference_walk
 from wts.walk import Walker
 from wts.weights import NUMBER_TYPE_OF
 
@@ -235,65 +237,53 @@ class ExactBeside:
     """An exact walk and the bf16 head's, which drafts the same blocks after it.
 
     The bf16 head's sums are made in a library's order, and where two logits are a rounding apart
-    that order can decide. So blocks with other tokens are walked again by the emulator, which
-    computes the formula in the order of the contract.
+    that order can decide. So blocks with other tokens are walked again in the order of the
+    contract: by the formula itself or, of heads whose latents need the GPU's sums, the emulator.
 
     Args:
         walker: exact.
         first: the bf16 head's walk.
 
-    `wrong` counts the blocks in which the emulator's tokens are not the exact walk's either.
+    `wrong` counts the blocks of requests that are not done in which these tokens are not the exact
+    walk's either.
     """
 
     def __init__(self, walker: Walker, first: Walk) -> None:
+        if not walker.plan.exact:
+            raise InputError(f"walker: wanted an exact one, found plan {walker.plan.hash}")
         self._walker = walker
         self._first = first
         self._emulator: Emulator | None = None
         self._tokens: torch.Tensor | None = None
         self.wrong = 0
 
-    def exact(
-        self,
-        block: Block,
-        temperatures: torch.Tensor | None,
-        noise: Noise | None,
-        logits_out: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def exact(self, block: Block, *given: Any) -> torch.Tensor:
         """The exact walk."""
-        self._tokens = _walked(self._walker, block, temperatures, noise, logits_out)
+        self._tokens = _walked(self._walker, block, *given)
         return self._tokens
 
-    def bf16(
-        self,
-        block: Block,
-        temperatures: torch.Tensor | None,
-        noise: Noise | None,
-        logits_out: torch.Tensor | None,
-    ) -> torch.Tensor:
+    def bf16(self, block: Block, *given: Any) -> torch.Tensor:
         """The bf16 head's walk of a block that `exact` has just walked."""
-        tokens = self._first(block, temperatures, noise, logits_out)
+        tokens = self._first(block, *given)
         assert self._tokens is not None
-        for row in (tokens != self._tokens).any(1).nonzero()[:, 0].tolist():
+        unlike = (tokens != self._tokens).any(1)
+        if block.active is not None:
+            unlike &= block.active
+        for row in unlike.nonzero()[:, 0].tolist():
             self.wrong += not torch.equal(self._formula(block, row), self._tokens[row].cpu())
         return tokens
 
     def _formula(self, block: Block, row: int) -> torch.Tensor:
         """Tokens of one request of the block that `exact` has walked last."""
-        one = slice(row, row + 1)
-        if self._walker.backend == "emulator":
-            again = Block(
-                base_logits=block.base_logits[one],
-                anchor=block.anchor[one],
-                hidden=block.hidden[one],
-            )
-            return _walked(self._walker, again, None, None, None)[0]
+        one, head = slice(row, row + 1), self._walker.head
+        if isinstance(head, MarkovHead):
+            return exact_walk(head, block.base_logits[one], block.anchor[one])[0].cpu()
         if self._emulator is None:
             self._emulator = gate.emulator_of(self._walker)
-        part = None
-        if self._walker.head.hidden_size is not None:
-            part = gate.device_part(self._walker, block.hidden)[one]
         tokens, _ = self._emulator.walk(
-            block.base_logits[one].cpu(), block.anchor[one].cpu(), hidden_part=part
+            block.base_logits[one].cpu(),
+            block.anchor[one].cpu(),
+            hidden_part=gate.device_part(self._walker, block.hidden.bfloat16())[one],
         )
         return tokens[0]
 
@@ -414,13 +404,19 @@ def records(
     steps: int,
     run_id: str,
 ) -> list[record.Record]:
-    """One record for each domain of a comparison on a GPU."""
+    """Records of a comparison on a GPU, one for each domain: of own runs, and at equal states."""
+    exact = result.get("exact")
+    found = [("wts", result["domains"], {"states": "own"})]
+    found.append(("wts", result["same_states"], {"states": "same"}))
+    if exact is not None:
+        counts = {"blocks": exact["blocks"], "unlike_blocks": exact["unlike"]}
+        found.append(("wts_exact", {"all": exact["domains"]["all"]}, {"states": "same", **counts}))
     return [
         record.build(
             environment,
             bench="acceptance",
             run_id=run_id,
-            path="wts",
+            path=path,
             head=head.kind,
             weights="int8",
             V=head.vocab,
@@ -429,15 +425,17 @@ def records(
             K=steps,
             T=float(result["temperature"]),
             inputs="recorded",
-            prompts=found["prompts"],
-            accepted_length_a=found["first"],
-            accepted_length_b=found["second"],
-            difference=found["difference"],
-            ci_low=found["low"],
-            ci_high=found["high"],
+            prompts=one["prompts"],
+            accepted_length_a=one["first"],
+            accepted_length_b=one["second"],
+            difference=one["difference"],
+            ci_low=one["low"],
+            ci_high=one["high"],
             domain=domain,
+            **more,
         )
-        for domain, found in result["domains"].items()
+        for path, domains, more in found
+        for domain, one in domains.items()
     ]
 
 

@@ -15,10 +15,10 @@ Source:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Protocol, Self
+from typing import Self, TypeAlias
 
 import torch
 
@@ -37,24 +37,22 @@ class Block:
         base_logits: bf16 [B, K, V].
         anchor: int64 [B].
         hidden: bf16 [B, K, H].
+        active: bool [B], requests that are not done; None: all.
     """
 
     base_logits: torch.Tensor
     anchor: torch.Tensor
     hidden: torch.Tensor
+    active: torch.Tensor | None = None
 
 
-class Walk(Protocol):
-    """A walk of a block."""
+Walk: TypeAlias = Callable[
+    [Block, torch.Tensor | None, Noise | None, torch.Tensor | None], torch.Tensor
+]
+"""A walk of a block: of it, temperatures fp32 [B], noise and `logits_out` the tokens int64 [B, K].
 
-    def __call__(
-        self,
-        block: Block,
-        temperatures: torch.Tensor | None,
-        noise: Noise | None,
-        logits_out: torch.Tensor | None,
-    ) -> torch.Tensor:
-        """Tokens int64 [B, K]; where sampled, step logits go to `logits_out`."""
+Greedy walks get None for the last three; sampled ones leave step logits in the last.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -146,7 +144,7 @@ def generate(
     unlike = torch.zeros_like(shadowed)
     wanted = batch.prompts + new_tokens
     while bool((active := batch.known < wanted).any()):
-        block = _draft(target, drafter, batch, context)
+        block = replace(_draft(target, drafter, batch, context), active=active)
         positions = batch.known[:, None] - 1 + torch.arange(steps + 1, device=device)
         this = _Round(
             target=target,

@@ -20,6 +20,7 @@ import test_cells_on_cpu as cells
 from simulator import Simulator
 from strategies import noise_head
 from test_kernel_on_cpu import WHOLE
+from wts import pack
 from wts.cells import lane_product
 from wts.device import gpu_spec
 from wts.domino import DominoHead
@@ -204,6 +205,23 @@ class TestContenders:
         assert steps == batch
         # A lane holds 6, 10 or 18 rows of a request; a warp 144.
         assert 4 * batch <= computed <= 40 * batch
+
+    @pytest.mark.parametrize("batch", [1, 2, 3, 4])
+    def test_wide_bounds_open_all_rows_of_lanes(
+        self, batch: int, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        """Winners are rows that no lane keeps, those of an odd tile among them."""
+        bounds = pack.latent_bounds
+        monkeypatch.setattr(
+            pack, "latent_bounds", lambda *given: [300 * one for one in bounds(*given)]
+        )
+        head = MarkovHead.random(vocab=1150, rank=64, seed=3)
+        plan = plan_of(head, batch=batch)
+        assert (plan.num_blocks, plan.warp_tiles) == (1, 9)
+        base, anchor = inputs(head, batch, 4, 1, deviation=0.1)
+        steps, rows = check(head, plan, base, anchor, seed=3)
+        assert steps == 4 * batch
+        assert rows > 100 * steps
 
     def test_identical_rows_give_the_lowest(self) -> None:
         head = MarkovHead(

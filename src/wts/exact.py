@@ -37,6 +37,8 @@ have to be computed is not.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -248,8 +250,9 @@ class Residuals:
     def slack(self, latent: torch.Tensor, quantised: torch.Tensor) -> torch.Tensor:
         """How far above its int8 product a row's rounded bias may be, of s t, and that far below.
 
-        Products are made in the number type of the rows, u its unit: each is off by less than
-        4 u |a| |b| for its factors' roundings and its sum's, and by 2 u of itself for its own.
+        Products are made in the number type of the rows. With u the unit of bf16 (fp32 ones may be
+        made of it, too), each is off by less than 4 u |a| |b| for its factors' roundings and its
+        sum's, which is kept in fp32, and by 2 u of itself for its own.
 
         Args:
             latent: fp64 [n, r], u / t.
@@ -260,20 +263,32 @@ class Residuals:
         """
         left = latent - quantised.double()
         beside = torch.cat([latent, left], 1)
-        unit = 2.0**-8 if self.rows.dtype == torch.bfloat16 else 2.0**-11  # fp32: perhaps of TF32
+        unit = 2.0**-8
         rounding = 2.0**-8 + 2.0**-17
         found = []
         at_once = max(1, _PRODUCTS_AT_ONCE // max(1, len(self.rows)))
-        for first in range(0, len(latent), at_once):
-            one = latent[first : first + at_once].to(self.rows.dtype) @ self.rows.T
-            two = beside[first : first + at_once].to(self.rows.dtype) @ self.away.T
-            # Their sum is rounded once more, which is one unit of it.
-            found.append(two.abs_().add_(one.abs_(), alpha=rounding).amax(1).double())
+        with _sums_in_fp32():
+            for first in range(0, len(latent), at_once):
+                one = latent[first : first + at_once].to(self.rows.dtype) @ self.rows.T
+                two = beside[first : first + at_once].to(self.rows.dtype) @ self.away.T
+                # Their sum is rounded once more, which is one unit of it.
+                found.append(two.abs_().add_(one.abs_(), alpha=rounding).amax(1).double())
         length = latent.norm(dim=1)
         lengths = (self.away_norm + rounding * self.row_norm) * length
         lengths += self.level_norm * left.norm(dim=1)
         largest = torch.cat(found).mul(1 + 4 * unit).add(lengths, alpha=4 * unit)
         return largest.add(length, alpha=2.0**-20 * self.row_norm)  # the order of the exact sum
+
+
+@contextmanager
+def _sums_in_fp32() -> Iterator[None]:
+    """Have a library keep the parts of bf16 products' sums in fp32."""
+    kept = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
+    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    try:
+        yield
+    finally:
+        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = kept
 
 
 def residuals_of(
@@ -326,7 +341,7 @@ def latent_bounds(
         residuals: of the head, to measure errors instead of bounding them by lengths.
 
     Returns:
-        fp32 [n] each, rounded up; NaN where a latent is not finite.
+        fp32 [n] each, rounded up; NaN or infinite where a latent is not finite.
     """
     spread, growth, smallest, longest = screen[-4:].double()
     u, t = latent.double(), scale.double()

@@ -43,7 +43,7 @@ class Predicted:
 
 
 def predictions(records: Sequence[Record]) -> list[Predicted]:
-    """Walks of Markov heads in int8, L2 cold, of the latest run that has any.
+    """Walks of Markov heads in int8, L2 cold, of each GPU's latest run that has any.
 
     Args:
         records: of bench "head", of GPUs that are known by name.
@@ -53,10 +53,8 @@ def predictions(records: Sequence[Record]) -> list[Predicted]:
         for r in quantised_runs(records)
         if (r["bench"], r["path"], r["head"], r["cache"]) == ("head", "wts", "markov", "cold")
     ]
-    if not walks:
-        return []
-    run = max(walks, key=lambda record: str(record["time"]))["run_id"]  # kernels change
-    walks = [record for record in walks if record["run_id"] == run]
+    latest = {r["gpu"]: r["run_id"] for r in sorted(walks, key=lambda r: str(r["time"]))}
+    walks = [r for r in walks if r["run_id"] == latest[r["gpu"]]]  # kernels change
     longest: dict[tuple[object, ...], int] = {}
     for r in walks:
         longest[_case(r)] = max(longest.get(_case(r), 0), int(str(r["K"])))

@@ -117,7 +117,9 @@ _BY_BENCH: dict[str, dict[str, _Field]] = {
 # share of a baseline's first tokens that were ours (of heads with a state: of second tokens, where
 # the first ones were); H and, of Domino, G; what was subtracted where something is excluded, 0 for
 # paths without it; of exact walks the share of steps that exact logits decided, and how many rows'
-# were computed in one of these.
+# were computed in one of these. Of accepted lengths: whether the second walk drafted by itself
+# ("own", also where nothing is said) or at every state of the first one's run ("same"); then also
+# the blocks drafted, and those in which it drafted other tokens.
 _OPTIONAL: dict[str, _Field] = {
     "clock_mhz": _Field(kind=float, least=1),
     "max_clock_mhz": _Field(kind=float, least=1, nullable=True),
@@ -127,6 +129,9 @@ _OPTIONAL: dict[str, _Field] = {
     "excluded_us": _Field(kind=float, least=0),
     "rescored_share": _Field(kind=float, least=0, most=1),
     "rescored_rows": _Field(kind=float, least=0),
+    "states": _Field(kind=str, choices=("own", "same")),
+    "blocks": _Field(kind=int, least=1),
+    "unlike_blocks": _Field(kind=int, least=0),
 }
 
 

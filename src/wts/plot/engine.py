@@ -18,7 +18,7 @@ def gains(results: Results) -> Any | None:
         The figure; None without records of either.
     """
     serving = results.records["serving"]
-    acceptance = latest(results.records["acceptance"], lambda r: True)
+    acceptance = latest(results.records["acceptance"], lambda r: r.get("states", "own") == "own")
     if not serving and not acceptance:
         return None
     figure = new_figure(11, 4.4)
