@@ -191,7 +191,7 @@ class TestContenders:
         int8 = Walker(head, replace(plan, exact=False), backend="emulator")
         assert int8(base, anchor).tolist() == [[3]] * batch
 
-    @pytest.mark.parametrize("batch", [1, 2, 4])
+    @pytest.mark.parametrize("batch", [1, 4])
     def test_a_crowded_warp_costs_the_rows_of_few_lanes(self, batch: int) -> None:
         drawn = MarkovHead.random(vocab=1150, rank=64, seed=3)
         rows, chosen = drawn.projection.clone(), [5, 9, 77, 130]
@@ -206,7 +206,7 @@ class TestContenders:
         # A lane holds 6, 10 or 18 rows of a request; a warp 144.
         assert 4 * batch <= computed <= 40 * batch
 
-    @pytest.mark.parametrize("batch", [1, 2, 3, 4])
+    @pytest.mark.parametrize("batch", [1, 2, 4])
     def test_wide_bounds_open_all_rows_of_lanes(
         self, batch: int, monkeypatch: pytest.MonkeyPatch
     ) -> None:
