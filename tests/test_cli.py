@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from drafters import head_tensors, write_drafter, write_target
 from strategies import KINDS, hidden_states, recurrent_head
-from wts import cli, demo, doctor
+from wts import cli, demo, doctor, sample
 from wts.bench.summary import render_file
 from wts.cells import RecurrentHead
 from wts.domino import DominoHead
@@ -473,6 +473,11 @@ def a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 class TestDemo:
+    @pytest.fixture(autouse=True)
+    def without_the_sample(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        """Its walk is tested in test_lab_export.py; here a random or a given head's is."""
+        monkeypatch.setattr(sample, "has_sample", lambda: False)
+
     @pytest.mark.usefixtures("no_gpu")
     def test_on_the_cpu(self, capsys: pytest.CaptureFixture[str]) -> None:
         assert run("demo", "--batch", 2, "--steps", 3) == 0

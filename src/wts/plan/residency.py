@@ -191,8 +191,13 @@ class ResidencyPlan:
 
     @property
     def lane_slots(self) -> int:
-        """Rounds whose lanes' candidates are kept likewise, where warps multiply alone."""
-        if not self.exact or self.warpgroups or self.async_tiles:
+        """Rounds whose lanes' candidates are kept likewise, where warps multiply alone.
+
+        None where a small head's matrix of the state, in few blocks, leaves no room.
+        """
+        matrix = 2 * self.unit_rows * self.block_units * self.state
+        full = matrix > self.shared_limit // 2
+        if not self.exact or self.warpgroups or self.async_tiles or full:
             return 0
         return 1 if self.groups == 1 else self.candidate_slots
 
