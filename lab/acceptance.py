@@ -28,7 +28,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from lab.checkpoints import drafters_in, load_drafter, load_target
+from lab.checkpoints import drafters_in, load_drafter, load_head, load_target
 from lab.data import DOMAINS, Tokens, read_tokens
 from lab.drafter import Drafter
 from lab.draw import draw_below
@@ -43,7 +43,6 @@ from wts.heads import MarkovHead
 from wts.noise import Noise
 from wts.planner import plan_residency
 from wts.progress import sayer
-from wts.reading import read_head
 from wts.reference import exact_walk, reference_walk
 from wts.walk import Walker
 from wts.weights import NUMBER_TYPE_OF
@@ -190,11 +189,9 @@ def bf16_walk(head: AnyHead) -> Walk:
     return walk
 
 
-def int8_walk(
-    head: AnyHead, *, batch: int, steps: int, sampled: bool, kind: torch.dtype, exact: bool = False
-) -> Walk:
+def int8_walk(head: AnyHead, *, batch: int, steps: int, sampled: bool, kind: torch.dtype) -> Walk:
     """The package's walk: on the GPU that the head is on, or the emulator's."""
-    walker = _walker(head, batch=batch, steps=steps, sampled=sampled, kind=kind, exact=exact)
+    walker = _walker(head, batch=batch, steps=steps, sampled=sampled, kind=kind, exact=False)
     return partial(_walked, walker)
 
 
@@ -478,7 +475,7 @@ def main(argv: Sequence[str] | None = None) -> None:
         if args.fp32:
             target.float()
             drafter.float()
-        head = read_head(args.models / name, target=_target_of(drafter, args.models), device=device)
+        head = load_head(args.models, name, device)
         for temperature in args.temperature or (0.0, 1.0):
             result = compare(
                 target, drafter, head, prompts,
@@ -509,10 +506,6 @@ def main(argv: Sequence[str] | None = None) -> None:
             report = {"run_id": run_id, "new_tokens": args.new_tokens, "drafters": results}
             (args.out / "acceptance.json").write_text(json.dumps(report) + "\n")
     draw_below(args.out, say)
-
-
-def _target_of(drafter: Drafter, models: Path) -> Path | None:
-    return models / "target" if drafter.shape.kind == "domino" else None
 
 
 if __name__ == "__main__":

@@ -14,10 +14,13 @@ from lab.config import DrafterShape, TargetShape
 from lab.drafter import Drafter
 from lab.target import Target
 from wts.bench.geometry import HEAD_TYPES, head_fields
+from wts.cells import AnyHead
+from wts.reading import read_head
 
 __all__ = [
     "drafters_in",
     "load_drafter",
+    "load_head",
     "load_target",
     "save_drafter",
     "save_target",
@@ -152,3 +155,9 @@ def load_drafter(folder: Path, device: torch.device) -> Drafter:
     model = Drafter(_target_shape(fields, fields["num_target_layers"]), shape)
     _load(model, load_file(folder / "model.safetensors"), device)
     return model
+
+
+def load_head(models: Path, name: str, device: torch.device) -> AnyHead:
+    """Read the head of a drafter in a folder of `lab.run`, as the package does, with its target."""
+    domino = "dflash_config" in _fields(models / name)
+    return read_head(models / name, target=models / "target" if domino else None, device=device)

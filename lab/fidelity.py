@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from lab.checkpoints import drafters_in, load_drafter, load_target
+from lab.checkpoints import drafters_in, load_drafter, load_head, load_target
 from lab.data import Tokens, read_tokens
 from lab.drafter import Drafter
 from lab.draw import draw_below
@@ -22,7 +22,6 @@ from lab.export import Kept, choose_places, record_blocks
 from lab.target import Target
 from wts.fidelity import Inputs, examine
 from wts.progress import sayer
-from wts.reading import read_head
 
 __all__ = ["record_whole"]
 
@@ -75,10 +74,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     target = load_target(args.models / "target", device)
     for name in args.drafter or drafters_in(args.models):
         drafter = load_drafter(args.models / name, device)
-        domino = drafter.shape.kind == "domino"
-        head = read_head(
-            args.models / name, target=args.models / "target" if domino else None, device=device
-        )
+        head = load_head(args.models, name, device)
         say(f"{name}: recording")
         inputs = record_whole(target, drafter, tokens, requests=args.requests)
         report = examine(head, inputs, say=say)

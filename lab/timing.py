@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from lab.checkpoints import drafters_in, load_drafter, load_target
+from lab.checkpoints import drafters_in, load_drafter, load_head, load_target
 from lab.data import read_tokens
 from lab.fidelity import record_whole
 from wts.bench import gate, record
@@ -31,7 +31,6 @@ from wts.device import LOCAL
 from wts.fidelity import Inputs
 from wts.planner import plan_residency
 from wts.progress import sayer
-from wts.reading import read_head
 from wts.walk import Walker
 
 __all__ = ["rounds_with_guesses", "time_walks"]
@@ -171,10 +170,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     report = {}
     for name in args.drafter or drafters_in(args.models):
         drafter = load_drafter(args.models / name, device)
-        domino = drafter.shape.kind == "domino"
-        head = read_head(
-            args.models / name, target=args.models / "target" if domino else None, device=device
-        )
+        head = load_head(args.models, name, device)
         inputs = record_whole(target, drafter, tokens, requests=args.requests)
         timings, numbers, walkers = time_walks(
             head, inputs, rounds=args.rounds, checked=args.checked

@@ -206,12 +206,11 @@ def plan_residency(
     widest = 8 if eight and batch > 4 else 4 if batch > 2 else batch
     plan = _first_that_fits(unplaced, widest)
     if plan.shared_bytes > plan.shared_limit:
-        matrix = 2 * plan.unit_rows * plan.block_units * plan.state
-        if matrix > plan.shared_limit // 2:  # blocks are as many as the vocabulary fills
+        if plan.state_fills_blocks:
             raise PlanError(
                 f"vocab {plan.vocab}, state {plan.state}: wanted at most {plan.shared_limit // 2} "
-                f"bytes of the state's matrix in each of {plan.num_blocks} blocks, found {matrix}; "
-                "walk so small a head on the emulator"
+                f"bytes of the state's matrix in each of {plan.num_blocks} blocks, found "
+                f"{plan.state_matrix_bytes}; walk so small a head on the emulator"
             )
         raise PlanError(
             f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} "

@@ -190,14 +190,22 @@ class ResidencyPlan:
         return min(max(self.base_slots, self.groups), self.base_slots + 2 * self.exchange_lag)
 
     @property
+    def state_matrix_bytes(self) -> int:
+        """Bytes of a block's rows of the state's matrix."""
+        return 2 * self.unit_rows * self.block_units * self.state
+
+    @property
+    def state_fills_blocks(self) -> bool:
+        """Whether these leave little room: of a small head, whose vocabulary fills few blocks."""
+        return self.state_matrix_bytes > self.shared_limit // 2
+
+    @property
     def lane_slots(self) -> int:
         """Rounds whose lanes' candidates are kept likewise, where warps multiply alone.
 
-        None where a small head's matrix of the state, in few blocks, leaves no room.
+        None where the state leaves no room.
         """
-        matrix = 2 * self.unit_rows * self.block_units * self.state
-        full = matrix > self.shared_limit // 2
-        if not self.exact or self.warpgroups or self.async_tiles or full:
+        if not self.exact or self.warpgroups or self.async_tiles or self.state_fills_blocks:
             return 0
         return 1 if self.groups == 1 else self.candidate_slots
 
