@@ -56,6 +56,9 @@ class Engine:
 
     def generate(self, *, input_ids, sampling_params):
         global _now
+        with open(os.environ["FAKE_STARTS"] + ".calls", "a") as calls:
+            with open(os.environ["FAKE_STARTS"]) as starts:
+                calls.write(f"{self.path} {len(starts.readlines())}\\n")
         fault = _faults.get(self.path, "")
         if fault == "hang" and len(input_ids) > 1:
             time.sleep(600)

@@ -90,6 +90,29 @@ class TestRun:
         assert "simulated acceptance" in text
         assert "texts: wts" not in text
 
+    def test_starts_that_get_ready_together_measure_one_after_another(
+        self, bench: Bench, tmp_path: Path
+    ) -> None:
+        assert bench("--null-head", "--together", "--time-limit", "300") == 0
+        calls = (tmp_path / "starts.jsonl.calls").read_text().splitlines()
+        each = 2 * 2 * (1 + 2 * 2)  # points, and runs of one
+        turns = [("sglang", "wts", "null_head"), ("null_head", "wts", "sglang")]
+        assert calls == [
+            f"{path} {3 * (number + 1)}"  # of so many starts
+            for number, turn in enumerate(turns)
+            for path in turn
+            for _ in range(each)
+        ]
+        assert len(records_in(tmp_path)) == 2 * 3 * 4
+        engine = starts_in(tmp_path)[0]
+        assert engine["max_total_tokens"] == 2 * (4 + 72 + 256)
+
+    def test_a_start_that_fails_does_not_keep_the_others_of_its_turn(
+        self, bench: Bench, tmp_path: Path
+    ) -> None:
+        assert bench("--together", "--starts", "1", faults={"sglang": "crash"}) == 1
+        assert {line["path"] for line in records_in(tmp_path)} == {"wts"}
+
     def test_what_a_record_holds(self, bench: Bench, tmp_path: Path) -> None:
         assert bench("--starts", "1") == 0
         (ours,) = [

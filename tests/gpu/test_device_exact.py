@@ -101,7 +101,7 @@ def test_contenders_of_every_kind(where: str, batch: int) -> None:
     chosen = {
         "one warp": [rows + 1, rows + 2, rows + 17, rows + 30],
         "one block": [rows + own * warp + 5 for warp in range(4)],
-        "blocks": [3, rows + 7, 2 * rows + 11],
+        "blocks": [rows * block + 20 * i + 5 for block in range(4) for i in range(8)],
         "all": list(range(head.vocab)),
     }[where]
     base, anchor = drawn(head, batch, 6, batch)

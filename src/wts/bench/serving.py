@@ -74,6 +74,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add("--paths", type=names(PATHS), metavar="P,..", help="default sglang,wts")
     add("--null-head", action="store_true", help="also the path null_head: the most to be gained")
     add("--starts", type=size, default=3, metavar="N", help="of every path, default 3")
+    add(
+        "--together",
+        action="store_true",
+        help="one start of every path gets ready at the same time, and they measure one after "
+        "another: quicker, but engines share the GPU's memory",
+    )
     add("--repeats", type=size, default=4, metavar="N", help="of a point in a start, default 4")
     add(
         "--tokens",
@@ -131,17 +137,25 @@ def paths_of(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(path for path in PATHS if path in wanted)
 
 
-def order_of(paths: Sequence[str], starts: int) -> list[tuple[int, str]]:
+def turns_of(
+    paths: Sequence[str], starts: int, *, together: bool = False
+) -> list[list[tuple[int, str]]]:
     """Who is started when: every other turn backwards, so that a drift favours nobody.
 
+    Args:
+        paths: in their order.
+        starts: of each.
+        together: whether one start of every path gets ready at the same time.
+
     Returns:
-        Number of the start and path: (0, off), (0, on), (1, on), (1, off), (2, off), ...
+        Turns, each the number of a start and its path: (0, off), (0, on), (1, on), (1, off), ...,
+        one each, or all of a number together.
     """
-    return [
-        (number, path)
+    turns = [
+        [(number, path) for path in (paths if number % 2 == 0 else reversed(paths))]
         for number in range(starts)
-        for path in (paths if number % 2 == 0 else reversed(paths))
     ]
+    return turns if together else [[start] for turn in turns for start in turn]
 
 
 def run(args: argparse.Namespace) -> int:
@@ -198,26 +212,33 @@ def _measure(args: argparse.Namespace, started: float, say: Callable[[str], None
     points = [(c, t) for t in args.temperature for c in args.concurrency]
     failed: list[str] = []
     left = 0
-    expected = 0.0  # how long a start takes; the first one compiles kernels too
-    for number, path in order_of(paths_of(args), args.starts):
-        missing = serving.missing(path, number, points)
-        if not missing:
+    expected = 0.0  # how long a turn takes; the first one compiles kernels too
+    for turn in turns_of(paths_of(args), args.starts, together=args.together):
+        wanted = [
+            (path, number, missing)
+            for number, path in turn
+            if (missing := serving.missing(path, number, points))
+        ]
+        if not wanted:
             continue
-        name = f"start {number + 1} of {path}"
-        limit = float(args.start_limit)
+        limit = float(args.start_limit) * len(wanted)
         if args.time_limit is not None:
             limit = min(limit, args.time_limit - (time.monotonic() - started))
         if limit <= expected:
-            left += 1
+            left += len(wanted)
             continue
-        say(f"{name}: {len(missing)} points")
+        for path, number, missing in wanted:
+            say(f"start {number + 1} of {path}: {len(missing)} points")
         begun = time.monotonic()
-        outcome = serving.start(path, number, missing, limit_s=limit)
+        outcomes = serving.turn(wanted, limit_s=limit)
         expected = time.monotonic() - begun
-        say(f"{name}: {outcome.num_points} points. {outcome.proof or 'nothing proves its path'}")
-        for fault in outcome.faults:
-            failed.append(f"{name}: {fault}")
-            say(f"FAILED {fault}")
+        for (path, number, _), outcome in zip(wanted, outcomes, strict=True):
+            name = f"start {number + 1} of {path}"
+            proof = outcome.proof or "nothing proves its path"
+            say(f"{name}: {outcome.num_points} points. {proof}")
+            for fault in outcome.faults:
+                failed.append(f"{name}: {fault}")
+                say(f"FAILED {fault}")
     records = serving.records()
     verdicts = serving.texts()
     failed += [f"texts: {verdict}" for verdict in verdicts if verdict.is_fault]

@@ -6,13 +6,8 @@ are a folder of raw results and logs, and a small file that ties the id to a set
 
 from __future__ import annotations
 
-import contextlib
 import json
-import os
-import signal
 import statistics
-import subprocess
-import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,10 +18,10 @@ from wts.bench.clock import quantile
 from wts.bench.record import Environment, Record
 from wts.bench.serving_paths import Proof, environment_of, plugin_folders, prove
 from wts.bench.serving_setting import Setting
+from wts.bench.serving_turn import Start, run_turn
 
 __all__ = ["Outcome", "ServingRun", "Verdict"]
 
-_WORKER = "wts.bench.serving_worker"
 # Lines of a log that are shown where a start failed.
 _TAIL_LINES = 12
 
@@ -167,18 +162,25 @@ class ServingRun:
         }
         return [point for point in points if point not in had]
 
-    def start(self, path: str, number: int, points: Sequence[Point], *, limit_s: float) -> Outcome:
-        """Start an engine, measure points, and record those that are whole and proved.
+    def turn(
+        self, starts: Sequence[tuple[str, int, Sequence[Point]]], *, limit_s: float
+    ) -> list[Outcome]:
+        """Start engines, measure points, and record those that are whole and proved.
 
         Args:
-            path: whose head.
-            number: of the start, from 0.
-            points: what to measure.
-            limit_s: after which the start and all its processes are ended.
+            starts: whose head, the number of the start from 0, and what to measure. They get ready
+                side by side and measure in this order.
+            limit_s: after which they and all their processes are ended.
         """
+        made = [self._job(path, number, points) for path, number, points in starts]
+        statuses = run_turn(made, limit_s=limit_s)
+        return [
+            self._outcome(path, number, start, status, limit_s)
+            for (path, number, _), start, status in zip(starts, made, statuses, strict=True)
+        ]
+
+    def _job(self, path: str, number: int, points: Sequence[Point]) -> Start:
         name = f"{path}-{number}"
-        results, log = self.folder / f"{name}.new.jsonl", self.folder / f"{name}.log"
-        results.unlink(missing_ok=True)
         job = {
             "engine": self.setting.engine,
             "prompts": self.setting.prompts,
@@ -187,30 +189,38 @@ class ServingRun:
             "repeats": self.setting.repeats,
             "points": [{"concurrency": c, "temperature": t} for c, t in points],
         }
-        job_file = self.folder / f"{name}.job.json"
-        job_file.write_text(json.dumps(job), encoding="utf-8")
-        environment = environment_of(
-            path,
-            self.inherited,
-            ours=self.ours,
-            null=self.null,
-            accept_length=self.setting.accept_length,
-            scratch=self.scratch,
+        file = self.folder / f"{name}.job.json"
+        file.write_text(json.dumps(job), encoding="utf-8")
+        return Start(
+            job=file,
+            results=self.folder / f"{name}.new.jsonl",
+            gate=self.folder / f"{name}.gate",
+            log=self.folder / f"{name}.log",
+            environment=environment_of(
+                path,
+                self.inherited,
+                ours=self.ours,
+                null=self.null,
+                accept_length=self.setting.accept_length,
+                scratch=self.scratch,
+            ),
         )
-        command = [sys.executable, "-m", _WORKER, str(job_file), str(results)]
-        status = _run_group(command, environment=environment, log=log, limit_s=limit_s)
-        text = log.read_text(encoding="utf-8", errors="replace")
+
+    def _outcome(
+        self, path: str, number: int, start: Start, status: int | None, limit_s: float
+    ) -> Outcome:
+        text = start.log.read_text(encoding="utf-8", errors="replace")
         faults = []
         if status is None:
-            faults.append(f"ended after {limit_s:.0f} s, its time limit; see {log}")
+            faults.append(f"ended after {limit_s:.0f} s, its time limit; see {start.log}")
         elif status != 0:
             faults.append(f"ended with status {status}:\n{_tail(text)}")
-        measured = [line for line in _lines(results) if line.get("event") == "point"]
+        measured = [line for line in _lines(start.results) if line.get("event") == "point"]
         if not measured:
             return Outcome(num_points=0, faults=tuple(faults or ["no point measured"]), proof=None)
         proof = prove(path, text, self.setting.drafter)
         if isinstance(proof, str):
-            faults.append(f"not recorded: {proof}; see {log}")
+            faults.append(f"not recorded: {proof}; see {start.log}")
             return Outcome(num_points=0, faults=tuple(faults), proof=None)
         num_points = 0
         for line in measured:
@@ -219,11 +229,11 @@ class ServingRun:
             except ValueError as error:
                 faults.append(f"concurrency {line['concurrency']}: {error}")
                 continue
-            with (self.folder / f"{name}.jsonl").open("a", encoding="utf-8") as kept:
+            with (self.folder / f"{path}-{number}.jsonl").open("a", encoding="utf-8") as kept:
                 kept.write(json.dumps(line) + "\n")
             record.append(self.out, made)
             num_points += 1
-        results.unlink(missing_ok=True)
+        start.results.unlink(missing_ok=True)
         return Outcome(num_points=num_points, faults=tuple(faults), proof=proof.line.strip())
 
     def _record(self, path: str, number: int, line: Mapping[str, Any], proof: Proof) -> Record:
@@ -322,34 +332,6 @@ def _first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
         return None
     pairs = enumerate(zip(left, right, strict=False))
     return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
-
-
-def _run_group(
-    command: Sequence[str], *, environment: Mapping[str, str], log: Path, limit_s: float
-) -> int | None:
-    """Run a command and end whatever it started.
-
-    Returns:
-        Its exit status; None where it ran out of time.
-    """
-    with log.open("wb") as output:
-        process = subprocess.Popen(
-            command,
-            env=dict(environment),
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,
-        )
-    try:
-        return process.wait(timeout=max(limit_s, 0))
-    except subprocess.TimeoutExpired:
-        return None
-    finally:
-        # Also after an orderly end: what an engine leaves behind would share the GPU with the next.
-        with contextlib.suppress(ProcessLookupError):
-            os.killpg(process.pid, signal.SIGKILL)
-        process.wait()
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

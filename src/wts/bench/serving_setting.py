@@ -30,6 +30,8 @@ __all__ = ["Setting", "make"]
 
 # Random prompts keep away from the ends of a vocabulary, where special tokens are.
 _PROMPT_MARGIN = 1024
+# What a request may take of an engine's cache beyond its tokens: drafted blocks, ends of pages.
+_TOKENS_TO_SPARE = 256
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -133,7 +135,7 @@ def make(args: argparse.Namespace, scratch: Path, *, device: str | torch.device 
         inputs="random" if args.target is None else "recorded",
         accept=served.accept,
         accept_length=served.accept_length,
-        engine=_engine(served, most, args),
+        engine=_engine(served, most, max(map(len, prompts)), args),
         prompts=prompts,
         short=short,
         long=long,
@@ -257,7 +259,9 @@ def engine_arguments(
     return arguments
 
 
-def _engine(served: _Served, most: int, args: argparse.Namespace) -> dict[str, object]:
+def _engine(
+    served: _Served, most: int, longest_prompt: int, args: argparse.Namespace
+) -> dict[str, object]:
     arguments = engine_arguments(
         served.target_folder,
         served.draft_folder,
@@ -271,6 +275,10 @@ def _engine(served: _Served, most: int, args: argparse.Namespace) -> dict[str, o
         "dtype": "bfloat16",
         "log_level": "info",
     }
+    if args.together:
+        # An engine sizes its cache by the memory that is free, which others take meanwhile.
+        longest = longest_prompt + max(args.tokens) + _TOKENS_TO_SPARE
+        arguments |= {"max_total_tokens": most * longest, "mem_fraction_static": 0.85}
     return arguments | dict(args.engine)
 
 

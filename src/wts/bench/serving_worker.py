@@ -1,8 +1,9 @@
-"""One start of an engine, measured: `python -m wts.bench.serving_worker JOB RESULTS`.
+"""One start of an engine, measured: `python -m wts.bench.serving_worker JOB RESULTS GATE`.
 
 A process of its own, because the environment of an engine's start says which head it serves with.
 The job is read from a JSON file, results are appended to another as they come, one line each, so
-that whatever was measured before a time-out is kept.
+that whatever was measured before a time-out is kept. The first line says that the engine is ready;
+it measures once the third file is there.
 
 Engines start processes that import this module again; only the first one runs `main`.
 """
@@ -11,6 +12,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 import time
 from collections.abc import Mapping, Sequence
@@ -24,9 +26,9 @@ def main(argv: Sequence[str]) -> int:
     """Start the engine of a job and measure its points.
 
     Args:
-        argv: the job file and the results file.
+        argv: the job file, the results file and the file to wait for.
     """
-    job_file, results_file = (Path(name) for name in argv)
+    job_file, results_file, gate = (Path(name) for name in argv)
     job = json.loads(job_file.read_text(encoding="utf-8"))
 
     def emit(event: str, fields: Mapping[str, object]) -> None:
@@ -37,6 +39,11 @@ def main(argv: Sequence[str]) -> int:
     engine = importlib.import_module("sglang").Engine(**job["engine"])
     try:
         emit("ready", {"seconds": time.perf_counter() - started})
+        parent = os.getppid()
+        while not gate.exists():
+            if os.getppid() != parent:
+                raise RuntimeError(f"nobody is left who would make {gate}")
+            time.sleep(0.1)
         for point in job["points"]:
             emit("point", point | measure(engine, job, **point))
     finally:

@@ -52,29 +52,20 @@ __device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared
   mark(args, round, OFFERED);
 }
 
-// Where blocks exchange words before the first sweep, those and the rows that its latent is made of would wait
-// behind the loads of weights into registers. Those weights come into L2 only, meanwhile (walk.cu).
-constexpr bool WEIGHTS_LATER = EARLY;
-
 __device__ __forceinline__ void sweep_role(const WalkArgs& args, Shared& shared) {
   ResidentWeights weights;
   Ring ring;
   if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.begin(args, shared);
   fill_tensor_tiles(args, shared);
-  if constexpr (!WEIGHTS_LATER) load_register_fragments(args, weights);
+  load_register_fragments(args, weights);
 #if WTS_OWNED
   begin_own_units(args, shared);
 #endif
-  if constexpr (!WEIGHTS_LATER) barrier_wait(&shared.weights_landed, 0);
+  barrier_wait(&shared.weights_landed, 0);
   const int rounds = args.num_steps * plan::GROUPS;
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
     if constexpr (SWEEPERS_TAKE_IN) work_before_sweep(args, shared, round);
-    if (WEIGHTS_LATER && round == 0) {
-      barrier_wait(&shared.latents_ready[latent_slot(0)], latent_parity(0));
-      load_register_fragments(args, weights);
-      barrier_wait(&shared.weights_landed, 0);
-    }
 #if WTS_OWNED
     if (HEAD == Head::DOMINO && round_group(round) == 0) project_step(args, shared, round_step(round));
 #endif

@@ -92,17 +92,6 @@ __device__ __forceinline__ void load_shared_weights(const WalkArgs& args, Shared
               OPERAND_BYTES, &shared.weights_landed);
 }
 
-// Asks L2 for the weights that sweeping warps load into registers later.
-__device__ __forceinline__ void prefetch_register_weights(const WalkArgs& args) {
-  constexpr int TURNS = 32 / plan::SWEEP_WARPS;
-  const Byte* tiles = packed_tiles(args, lane_index() % plan::SWEEP_WARPS);
-  const int turn = lane_index() / plan::SWEEP_WARPS;
-#pragma unroll
-  for (int position = 0; position < FRAGMENTS; ++position)
-    if (fragment_place(position) >= 0 && position % TURNS == turn)
-      prefetch_l2(tiles + fragment_source(position), plan::FRAGMENT_BYTES);
-}
-
 // This block's rows of a matrix of KINDS times UNITS rows, EACH of every kind: their bytes.
 template <int KINDS, int UNITS, int EACH, int LENGTH, typename To>
 __device__ __forceinline__ u32 load_own_rows(To& to, const Byte* from, Barrier* landed, bool copy) {
@@ -158,7 +147,6 @@ extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
       ask_first_hidden(args, shared);
       if constexpr (EARLY || OWNED) load_inner_weights(args, shared);
       load_shared_weights(args, shared);
-      if constexpr (WEIGHTS_LATER) prefetch_register_weights(args);
     }
     if (threadIdx.x / 32 - plan::SWEEP_WARPS < SERVING_WARPS) service_role(args, shared);
   }
