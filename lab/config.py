@@ -200,6 +200,7 @@ _H200 = Recipe(
             "rnn-16": replace(_H200_DRAFTER, kind="rnn"),
             "rnn-7": replace(_H200_DRAFTER, kind="rnn", steps=7),
             "domino-15": replace(_H200_DRAFTER, kind="domino", steps=15, state=512),
+            "domino-7": replace(_H200_DRAFTER, kind="domino", steps=7, state=512),
         }
     ),
     phases=MappingProxyType(
@@ -211,6 +212,7 @@ _H200 = Recipe(
             "rnn-16": replace(_LONG, budget_s=25.0),
             "rnn-7": replace(_SHORT, budget_s=25.0),
             "domino-15": replace(_LONG, budget_s=40.0),
+            "domino-7": replace(_SHORT, budget_s=25.0),
         }
     ),
     starts=MappingProxyType(
@@ -221,6 +223,7 @@ _H200 = Recipe(
             "rnn-16": "vanilla-16",
             "rnn-7": "vanilla-7",
             "domino-15": "vanilla-16",
+            "domino-7": "domino-15",
         }
     ),
     end_token=QWEN_END,
@@ -228,7 +231,7 @@ _H200 = Recipe(
 )  # fmt: skip
 
 RECIPES: Mapping[str, Recipe] = MappingProxyType({"smoke": _SMOKE, "h200": _H200})
-"""By name: "smoke" runs on a CPU in seconds; "h200" takes one H200 about five minutes."""
+"""By name: "smoke" runs on a CPU in seconds; "h200" takes one H200 about seven minutes."""
 
 
 def with_budgets(recipe: Recipe, share: float) -> Recipe:
