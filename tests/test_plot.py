@@ -204,6 +204,27 @@ class TestFigures:
         assert list(shown.axes[2].lines[0].get_ydata()) == pytest.approx([25.0])
         assert "no record yet" in texts(footprint(results(head=head)))
 
+    def test_the_newest_comparison_of_each_head_block_and_temperature_is_drawn(self) -> None:
+        def compared(head: str, steps: int, difference: float, **changes: Any) -> Record:
+            fields = {"domain": "all", "difference": difference, "commit": "0123456789"}
+            interval = {"ci_low": difference - 0.1, "ci_high": difference + 0.1}
+            return {"head": head, "K": steps, "T": 0.0, **fields, **interval, **changes}
+
+        acceptance = [
+            compared("rnn", 7, 0.5),
+            compared("markov", 16, 0.3),
+            compared("markov", 16, 0.4, domain="python"),
+            compared("markov", 16, 0.6, states="equal"),
+            compared("rnn", 7, -0.2),
+        ]
+        panel = gains(results(acceptance=acceptance)).axes[1]
+        assert [text.get_text() for text in panel.get_yticklabels()] == [
+            "rnn, K = 7, T = 0",
+            "markov, K = 16, T = 0",
+        ]
+        middles = [float(bar.lines[0].get_xdata()[0]) for bar in panel.containers]
+        assert middles == pytest.approx([-0.2, 0.3])
+
     def test_model_states_its_error(self, committed: Results) -> None:
         points = predictions(committed.records["head"])
         stated = f"{len(points)} complete calls: mean error {mean_error(points):.1%}"

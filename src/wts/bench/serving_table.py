@@ -111,7 +111,7 @@ def headline(records: Sequence[Record]) -> str:
     return (
         f"{line['model']}; {line['draft']}; acceptance {line['accept']}; one "
         f"{str(line['gpu']).upper()}, SGLang {line['sglang']}, torch {line['torch']}, commit "
-        f"{line['commit']}, run {line['run_id']}"
+        f"{str(line['commit'])[:8]}, run {line['run_id']}"
     )
 
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from wts.bench import serving_table
-from wts.plot.points import Results, latest, number
+from wts.bench.record import Record
+from wts.plot.points import Results, number
 from wts.plot.style import COLOURS, new_figure, title_figure
 
 __all__ = ["gains"]
@@ -18,7 +20,7 @@ def gains(results: Results) -> Any | None:
         The figure; None without records of either.
     """
     serving = results.records["serving"]
-    acceptance = latest(results.records["acceptance"], lambda r: r.get("states", "own") == "own")
+    acceptance = _newest(results.records["acceptance"])
     if not serving and not acceptance:
         return None
     figure = new_figure(11, 4.4)
@@ -32,10 +34,23 @@ def gains(results: Results) -> Any | None:
         _leave_out(left, "no record yet (wts bench serving)")
     if acceptance:
         _draw_acceptance(right, acceptance)
-        source.append(f"accepted lengths: run {acceptance[-1]['run_id']}")
+        source.append(f"lengths: commits {', '.join(_commits(acceptance))}")
     else:
         _leave_out(right, "no record of accepted lengths yet")
     return title_figure(figure, "In a server: rounds gained, tokens accepted", "; ".join(source))
+
+
+def _newest(records: Sequence[Record]) -> list[Record]:
+    """The last comparison of each head, block and temperature, over all domains."""
+    found: dict[tuple[str, float, float], Record] = {}
+    for record in records:
+        if record["domain"] == "all" and record.get("states", "own") == "own":
+            found[str(record["head"]), number(record, "K"), number(record, "T")] = record
+    return [found[key] for key in sorted(found, reverse=True)]
+
+
+def _commits(records: Sequence[Record]) -> list[str]:
+    return sorted({str(record["commit"])[:7] for record in records})
 
 
 def _leave_out(panel: Any, text: str) -> None:
@@ -57,12 +72,13 @@ def _draw_gains(panel: Any, rows: list[serving_table.Row]) -> None:
                 panel.plot(list(found), list(found.values()), f"o{line}", label=label)
     panel.axhline(0, color="black", linewidth=0.8)
     panel.set_xscale("log", base=2)
+    panel.set_xticks(requests := sorted({row.concurrency for row in rows}), map(str, requests))
     panel.set_xlabel("concurrent requests")
     panel.set_ylabel("more rounds a second, %")
     panel.legend(fontsize=7)
 
 
-def _draw_acceptance(panel: Any, records: list[Any]) -> None:
+def _draw_acceptance(panel: Any, records: Sequence[Record]) -> None:
     labels = []
     for place, record in enumerate(records):
         middle = number(record, "difference")
@@ -75,7 +91,7 @@ def _draw_acceptance(panel: Any, records: list[Any]) -> None:
             capsize=3,
             color=COLOURS["wts"],
         )
-        labels.append(f"{record['head']}, T = {number(record, 'T'):g}, {record['domain']}")
+        labels.append(f"{record['head']}, K = {record['K']}, T = {number(record, 'T'):g}")
     panel.axvline(0, color="grey", linewidth=0.8)
     panel.set_yticks(range(len(labels)), labels, fontsize=7)
     panel.set_xlabel("accepted length: int8 less bf16, tokens a round")
