@@ -180,7 +180,7 @@ _H200_DRAFTER = DrafterShape(
     kind="markov", steps=16, layers=3, target_layers=(1, 5, 9), rank=256, mask_token=QWEN_MASK
 )
 # 24 sequences of 40 blocks of 16, or of 90 blocks of 7: 15,000 rows of logits a step.
-_LONG = Phase(budget_s=45.0, sequences=24, length=512, lr=1e-3, anchors=40)
+_LONG = Phase(budget_s=40.0, sequences=24, length=512, lr=1e-3, anchors=40)
 _SHORT = replace(_LONG, budget_s=25.0, anchors=90)
 
 _H200 = Recipe(
@@ -209,10 +209,10 @@ _H200 = Recipe(
             "vanilla-7": _SHORT,
             "gated-16": replace(_LONG, budget_s=20.0),
             "gated-7": replace(_SHORT, budget_s=20.0),
-            "rnn-16": replace(_LONG, budget_s=25.0),
-            "rnn-7": replace(_SHORT, budget_s=25.0),
-            "domino-15": replace(_LONG, budget_s=40.0),
-            "domino-7": replace(_SHORT, budget_s=25.0),
+            "rnn-16": replace(_LONG, budget_s=20.0),
+            "rnn-7": replace(_SHORT, budget_s=20.0),
+            "domino-15": replace(_LONG, budget_s=35.0),
+            "domino-7": replace(_SHORT, budget_s=20.0),
         }
     ),
     starts=MappingProxyType(
