@@ -66,13 +66,13 @@ def run_turn(starts: Sequence[Start], *, limit_s: float) -> list[int | None]:
             ):
                 time.sleep(_LOOK_EVERY_S)
         statuses: list[int | None] = []
-        for start, process in zip(starts, processes, strict=True):
+        for start in starts:
             start.gate.touch()
             try:
-                statuses.append(process.wait(timeout=max(deadline - time.monotonic(), 0)))
+                statuses.append(processes[0].wait(timeout=max(deadline - time.monotonic(), 0)))
             except subprocess.TimeoutExpired:
                 statuses.append(None)
-            _end(process)
+            _end(processes.pop(0))  # once: its number may be another's afterwards
         return statuses
     finally:
         for process in processes:
