@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from lab.acceptance import Prompt, by_domain, draw_prompts
+from lab.acceptance import PER_DOMAIN, Prompt, by_domain, draw_prompts
 from lab.data import read_tokens
 from wts.bench import serving_setting
 from wts.checkpoint import read_config
@@ -163,7 +163,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("models", type=Path, nargs="?", help="what lab.run wrote")
     parser.add_argument("out", type=Path, nargs="?")
     parser.add_argument("--drafter", default="vanilla-7", metavar="NAME")
-    parser.add_argument("--per-domain", type=int, default=96, help="prompts of each domain")
+    parser.add_argument("--per-domain", type=int, default=PER_DOMAIN, help="prompts of each domain")
     parser.add_argument("--new-tokens", type=int, default=128)
     parser.add_argument("--prompt", type=int, nargs=2, default=(32, 128), help="shortest, longest")
     parser.add_argument("--temperature", type=float, action="append", help="0 and 1 by default")

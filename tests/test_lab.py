@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -424,8 +425,10 @@ def test_files_are_split_and_copies_are_left_out(tmp_path: Path) -> None:
     )
     train, val = read_tokens(tmp_path / "out/train.npz"), read_tokens(tmp_path / "out/val.npz")
     assert len(train.starts) + len(val.starts) == 100
-    assert len(val.starts) == 3
+    assert np.bincount(val.domains).tolist() == [3, 3, 3, 3]  # an eighth of 25
     assert manifest["train_tokens"] == len(train.ids)
+    domains: Any = manifest["domains"]
+    assert sum(one["val_tokens"] for one in domains.values()) == len(val.ids)
 
     def documents(side: object) -> set[str]:
         parts = np.split(side.ids, side.starts[1:])  # type: ignore[attr-defined]
@@ -438,6 +441,86 @@ def test_files_are_split_and_copies_are_left_out(tmp_path: Path) -> None:
     )
     counts = np.bincount(np.concatenate([train.domains, val.domains]), minlength=len(DOMAINS))
     assert counts.tolist() == [25, 25, 25, 25]
+
+
+def texts_of(folder: Path) -> dict[str, dict[str, list[str]]]:
+    """Texts of bytes, by side and domain."""
+    found: dict[str, dict[str, list[str]]] = {}
+    for side in ("train", "val"):
+        tokens = read_tokens(folder / f"{side}.npz")
+        found[side] = {domain: [] for domain in DOMAINS}
+        for ids, domain in zip(
+            np.split(tokens.ids, tokens.starts[1:]), tokens.domains, strict=True
+        ):
+            text = bytes(ids[:-1].astype(np.uint8)).decode()
+            found[side][DOMAINS[domain]].append(text)
+    return found
+
+
+def prepare_bytes(root: Path, out: Path) -> dict[str, dict[str, list[str]]]:
+    encode, end = byte_encoder()
+    prepare(out, roots=[root], encode=encode, end_token=end, most_tokens=10**6, most_of_one=1.0)
+    return texts_of(out)
+
+
+WORDS = " ".join(["Words that say what this is about, at some length and to the end."] * 12)
+LICENCE = "# Copyright of somebody, who gives a licence\n# to everybody.\n\n"
+DOCUMENTED = '''"""About p. {0}"""
+
+class A:
+    """Of a. {0}"""
+
+    def f(self, x: int = 1) -> None:
+        """Does f. {0}"""
+        self.x = x
+'''
+
+
+def test_documentation_is_docstrings_descriptions_and_topics(tmp_path: Path) -> None:
+    wrapped = WORDS.replace(". ", ".\n")
+    topics = {"if": WORDS + "6", "in": "short", "or": WORDS + "7"}
+    sources = {
+        "p/documented.py": DOCUMENTED.format(WORDS),
+        "p/code.py": LICENCE + f'"""Short."""\n{wrapped}\n',
+        "p/broken.py": f'"""{wrapped}\n{wrapped}"""\ndef f(:\n',
+        "p-1.dist-info/METADATA": f"Name: p\n\n[![x](y)](z)\n<img src=x>\n\n# P\n\n{WORDS}\n",
+        "p-1.dist-info/LICENSE.txt": WORDS + "1",
+        "p-1.dist-info/licenses/README.md": WORDS + "2",
+        "p/README.txt": WORDS + "3",
+        "p/words.txt": WORDS + "4",
+        "p/tests/README.md": WORDS + "5",
+        "pydoc_data/topics.py": f"topics = {topics}",
+    }
+    for name, text in sources.items():
+        path = tmp_path / "root" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    texts = prepare_bytes(tmp_path / "root", tmp_path / "out")
+    assert set(texts["train"]["docs"] + texts["val"]["docs"]) == {
+        f"About p. {WORDS}\n\nA\n\nOf a. {WORDS}\n\nA.f(self, x: int=1)\n\nDoes f. {WORDS}\n",
+        f"# P\n\n{WORDS}\n",
+        *(f"{WORDS}{number}\n" for number in (3, 6, 7)),
+    }
+    assert set(texts["train"]["python"] + texts["val"]["python"]) == {
+        sources["p/code.py"].removeprefix(LICENCE),
+        sources["p/broken.py"],
+    }
+
+
+def test_text_for_validation_is_like_no_other(tmp_path: Path) -> None:
+    root = tmp_path / "root"
+    for number in range(160):
+        own = "".join(f"a line of {number} which is number {row}\n" for row in range(30))
+        alike = "".join(f"a line that all have and is number {row}\n" for row in range(40))
+        parts = {0: own, 1: alike + own, 2: f"{'The same beginning. ' * 6}\n{own}"}
+        path = root / f"p{number}.h"
+        root.mkdir(exist_ok=True)
+        path.write_text(parts[number % 4 if number % 4 < 3 else 0])
+    texts = prepare_bytes(root, tmp_path / "out")
+    train, val = texts["train"]["cpp"], texts["val"]["cpp"]
+    assert (len(train), len(val)) == (140, 20)
+    assert not any("a line that all have" in text for text in val)
+    assert sum(text.startswith("The same beginning") for text in val) <= 1
 
 
 def test_ids_of_three_bytes_come_back(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +13,8 @@ import pytest
 import torch
 
 from lab.acceptance import (
+    _MOST_REQUESTS,
+    PER_DOMAIN,
     Estimate,
     ExactBeside,
     Prompt,
@@ -25,7 +28,7 @@ from lab.acceptance import (
     records,
 )
 from lab.checkpoints import load_drafter, load_target
-from lab.data import Tokens, read_tokens
+from lab.data import _VALIDATION_FILES, DOMAINS, Tokens, read_tokens
 from lab.drafter import Drafter
 from lab.draw import draw_below
 from lab.generate import Block, _accept_sampled, generate
@@ -248,6 +251,19 @@ def test_prompts_are_beginnings_of_long_enough_files() -> None:
     assert prompts == draw_prompts(tokens, per_domain=2, shortest=6, longest=20, seed=1)
 
 
+def test_by_default_there_are_several_hundred_prompts() -> None:
+    files, length = 4 * _VALIDATION_FILES, 70
+    tokens = Tokens(
+        ids=np.arange(files * length, dtype=np.int32),
+        starts=np.arange(files) * length,
+        domains=np.arange(files) % 4,
+    )
+    prompts = draw_prompts(tokens, per_domain=PER_DOMAIN, shortest=32, longest=128, seed=0)
+    assert Counter(prompt.domain for prompt in prompts) == dict.fromkeys(DOMAINS, 96)
+    assert len(prompts) % _MOST_REQUESTS == 0  # no batch is half empty
+    assert len({prompt.tokens[0] for prompt in prompts}) == 384  # a document gives one
+
+
 def test_the_comparison_has_a_row_for_each_prompt(tmp_path: Path) -> None:
     target, drafter, head = load_pair(tmp_path, "vanilla-3")
     prompts = draw_prompts(
@@ -285,19 +301,22 @@ def test_the_exact_walk_changes_nothing(name: str, tmp_path: Path) -> None:
     assert "exact" not in sampled
 
 
-def test_other_tokens_are_looked_into(tmp_path: Path) -> None:
-    _, _, head = load_pair(tmp_path, "vanilla-3")
+@pytest.mark.parametrize("name", NAMES)  # the formula against the emulator, of every kind
+def test_other_tokens_are_looked_into(name: str, tmp_path: Path) -> None:
+    _, _, head = load_pair(tmp_path, name)
     plan = plan_residency(head, "h200", batch=2, steps=3, exact=True)
     walker = Walker(head, plan, backend="emulator")
     generator = torch.Generator().manual_seed(4)
     block = Block(
         base_logits=torch.randn(2, 3, head.vocab, generator=generator).bfloat16(),
         anchor=torch.tensor([5, 6]),
-        hidden=torch.zeros(2, 3, 1),
+        hidden=torch.randn(2, 3, head.hidden_size or 1, generator=generator).bfloat16(),
     )
+    hidden = None if head.hidden_size is None else block.hidden
 
     def other(block: Block, *rest: object) -> torch.Tensor:
-        return walker(block.base_logits, block.anchor) + torch.tensor([[0], [1]])
+        tokens = walker(block.base_logits, block.anchor, hidden=hidden)
+        return tokens + torch.tensor([[0], [1]])
 
     int8 = Walker(head, replace(plan, exact=False), backend="emulator")
     with pytest.raises(InputError, match=r"^walker: wanted an exact one"):

@@ -9,15 +9,19 @@ import numpy as np
 import pytest
 import torch
 
-from lab.acceptance import compare, draw_prompts
+from lab.acceptance import ExactBeside, compare, draw_prompts
 from lab.checkpoints import load_drafter, load_target
 from lab.data import Tokens
 from lab.fidelity import record_whole
+from lab.generate import Block
 from lab.run import run_recipe
 from lab.timing import time_walks
 from lab_case import NAMES, SMOKE, save_pair, write_data
+from wts.device import LOCAL
 from wts.fidelity import examine
+from wts.planner import plan_residency
 from wts.reading import read_head
+from wts.walk import Walker
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")
@@ -56,6 +60,39 @@ def test_greedy_texts_are_equal_and_sampled_runs_come_to_an_end(name: str, tmp_p
     report = examine(head, record_whole(target, drafter, text(), requests=4))
     assert report["steps"]["flips_where_decided"] == 0
     assert report["steps"]["logit_error"]["largest_share_of_bound"] <= 1
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_block_of_an_exact_walk_is_the_formula_s(name: str, tmp_path: Path) -> None:
+    folder, target_folder = save_pair(tmp_path, name)
+    domino = name.startswith("domino")
+    head = read_head(folder, target=target_folder if domino else None, device=GPU)
+    walker = Walker(
+        head, plan_residency(head, LOCAL, batch=5, steps=3, exact=True), backend="device"
+    )
+    generator = torch.Generator(GPU).manual_seed(4)
+
+    def normal(size: int) -> torch.Tensor:
+        return torch.randn(5, 3, size, generator=generator, device=GPU).bfloat16()
+
+    block = Block(
+        base_logits=normal(head.vocab),
+        anchor=torch.arange(5, device=GPU),
+        hidden=normal(head.hidden_size or 1),
+    )
+
+    def other(block: Block, *rest: object) -> torch.Tensor:
+        tokens = torch.zeros(5, 3, dtype=torch.int64, device=GPU) - 1
+        tokens[2] = exact[2]  # this one is not looked into
+        return tokens
+
+    beside = ExactBeside(walker, other)
+    exact = beside.exact(block, None, None, None)
+    beside.bf16(block, None, None, None)
+    assert beside.wrong == 0
+    beside._tokens = exact + 1
+    beside.bf16(block, None, None, None)
+    assert beside.wrong == 5
 
 
 @pytest.mark.parametrize("compiled", [False, True])
