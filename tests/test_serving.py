@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,7 +20,15 @@ import torch
 import serving_engine
 from serving_engine import ROUND_MS
 from test_bench import environment
-from wts.bench import null_head, record, serving, serving_paths, serving_run, serving_table
+from wts.bench import (
+    null_head,
+    record,
+    serving,
+    serving_greedy,
+    serving_paths,
+    serving_run,
+    serving_table,
+)
 from wts.bench.geometry import GEOMETRIES, Drafter, steps_of, write_drafter, write_target
 from wts.checkpoint import TensorFolder, read_config
 from wts.errors import InputError
@@ -43,6 +52,7 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setattr(serving, "_DEVICE", "cpu")
     monkeypatch.setattr(record, "installed_version", lambda name: "0.5.23")
     monkeypatch.setattr(record, "capture_environment", lambda described: environment())
+    monkeypatch.setattr(serving_greedy, "_has_flashinfer", lambda: False)
 
     def run(*options: str, faults: dict[str, str] | None = None) -> int:
         monkeypatch.setenv("FAKE_FAULTS", json.dumps(faults or {}))
@@ -74,15 +84,15 @@ class TestRun:
         arguments = [{**start, "path": ""} for start in started]
         assert all(other == arguments[0] for other in arguments)  # only the environment differs
         records = records_in(tmp_path)
-        points = {(r["path"], r["repeat"], r["concurrency"], r["T"]) for r in records}
-        assert points == {
+        points = Counter((r["path"], r["repeat"], r["concurrency"], r["T"]) for r in records)
+        assert set(points) == {
             (path, repeat, concurrency, temperature)
             for path in ROUND_MS
             for repeat in (0, 1)
             for concurrency in (1, 2)
             for temperature in (0, 1)
         }
-        assert len(records) == len(points)
+        assert set(points.values()) == {2}  # repeats
         assert len({line["run_id"] for line in records}) == 1
         text = capsys.readouterr().out
         assert "+6.6%" in text  # 6.5 / 6.1
@@ -90,20 +100,21 @@ class TestRun:
         assert "simulated acceptance" in text
         assert "texts: wts" not in text
 
-    def test_starts_that_get_ready_together_measure_one_after_another(
+    def test_starts_that_get_ready_together_take_turns_at_every_point(
         self, bench: Bench, tmp_path: Path
     ) -> None:
         assert bench("--null-head", "--together", "--time-limit", "300") == 0
         calls = (tmp_path / "starts.jsonl.calls").read_text().splitlines()
-        each = 2 * 2 * (1 + 2 * 2)  # points, and runs of one
+        measuring = calls[::3]  # a run to warm up, a short one and a long one
+        assert calls == [call for call in measuring for _ in range(3)]
         turns = [("sglang", "wts", "null_head"), ("null_head", "wts", "sglang")]
-        assert calls == [
-            f"{path} {3 * (number + 1)}"  # of so many starts
+        assert measuring == [
+            f"{turn[(first + place) % 3]} {3 * (number + 1)}"  # of so many starts
             for number, turn in enumerate(turns)
-            for path in turn
-            for _ in range(each)
+            for first in range(2 * 2 * 2)  # concurrencies, temperatures, repeats
+            for place in range(3)
         ]
-        assert len(records_in(tmp_path)) == 2 * 3 * 4
+        assert len(records_in(tmp_path)) == 2 * 3 * 4 * 2
         engine = starts_in(tmp_path)[0]
         assert engine["max_total_tokens"] == 2 * (4 + 72 + 256)
 
@@ -111,15 +122,52 @@ class TestRun:
         self, bench: Bench, tmp_path: Path
     ) -> None:
         assert bench("--together", "--starts", "1", faults={"sglang": "crash"}) == 1
-        assert {line["path"] for line in records_in(tmp_path)} == {"wts"}
+        assert Counter(line["path"] for line in records_in(tmp_path)) == {"wts": 4 * 2}
+
+    def test_a_start_that_falls_out_keeps_what_it_measured(
+        self, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        assert bench("--together", "--starts", "1", faults={"wts": "fall"}) == 1
+        assert "illegal memory access" in capsys.readouterr().out
+        assert Counter((r["path"], r["concurrency"], r["T"]) for r in records_in(tmp_path)) == {
+            ("wts", 1, 0): 2,
+            **{("sglang", c, t): 2 for c in (1, 2) for t in (0, 1)},
+        }
+        assert bench("--together", "--starts", "1") == 0  # of wts only what is missing
+        assert len(records_in(tmp_path)) == 2 * 4 * 2
+
+    @pytest.mark.parametrize(
+        ("fault", "last", "kept"),
+        [
+            # The walk hangs in the first measurement of two requests: sglang's has nobody beside it
+            ("hang", ["sglang 2"] * 3 + ["wts 2"], {1: 2}),
+            # It hangs in the second one, of which it is the first.
+            ("hang later", ["wts 2"] * 4, {1: 2, 2: 1}),
+        ],
+    )
+    def test_of_a_turn_that_ran_out_of_time_what_all_measured_is_kept(
+        self, bench: Bench, tmp_path: Path, fault: str, last: list[str], kept: dict[int, int]
+    ) -> None:
+        options = ("--together", "--starts", "1", "--start-limit", "6")
+        assert bench(*options, faults={"wts": fault}) == 1
+        calls = (tmp_path / "starts.jsonl.calls").read_text().splitlines()
+        assert calls[-4:] == last
+        assert Counter((r["path"], r["concurrency"]) for r in records_in(tmp_path)) == {
+            (path, concurrency): times
+            for path in ("sglang", "wts")
+            for concurrency, times in kept.items()
+        }
+        assert bench("--together", "--starts", "1") == 0
+        assert len(records_in(tmp_path)) == 2 * 4 * 2
 
     def test_what_a_record_holds(self, bench: Bench, tmp_path: Path) -> None:
         assert bench("--starts", "1") == 0
-        (ours,) = [
+        ours, again = [
             r
             for r in records_in(tmp_path)
             if (r["path"], r["concurrency"], r["T"]) == ("wts", 2, 1)
         ]
+        assert {**again, "time": ""} == {**ours, "time": ""}
         wanted = {
             "bench": "serving",
             "head": "markov",
@@ -128,7 +176,7 @@ class TestRun:
             "r": 64,
             "B": 2,
             "K": 16,
-            "n": 2,
+            "n": 1,
             "inputs": "random",
             "model": "tiny geometry, dummy weights",
             "block": 16,
@@ -163,7 +211,7 @@ class TestRun:
         assert "FAILED start 1 of wts: ended after 8 s" in capsys.readouterr().out
         assert {(r["concurrency"], r["T"]) for r in records_in(tmp_path)} == {(1, 0)}
         assert bench("--starts", "1", "--paths", "wts") == 0
-        assert len(records_in(tmp_path)) == 4
+        assert len(records_in(tmp_path)) == 4 * 2
 
     def test_no_start_begins_that_would_not_end_in_time(
         self, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -221,13 +269,34 @@ class TestRun:
     def test_domino_drafters_are_served_with_the_whole_vocabulary(
         self, bench: Bench, tmp_path: Path
     ) -> None:
-        assert bench("--starts", "1", "--drafter", "domino") == 0
-        start = starts_in(tmp_path)[0]
-        assert start["speculative_algorithm"] == "DFLASH"
-        assert start["speculative_domino_candidate_pool_size"] == 0
+        greedy = ("--starts", "1", "--drafter", "domino", "--temperature", "0", "--null-head")
+        assert bench(*greedy) == 0
+        for start in starts_in(tmp_path):
+            assert start["speculative_algorithm"] == "DFLASH"
+            assert start["speculative_domino_candidate_pool_size"] == 0
         assert {(r["head"], r["K"], r["block"]) for r in records_in(tmp_path)} == {
             ("domino", 15, 16)
         }
+
+    def test_domino_drafters_without_flashinfer_are_served_greedily_in_every_path(
+        self, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    ) -> None:
+        options = ("--starts", "1", "--drafter", "domino", "--null-head")
+        assert bench(*options) == 2
+        assert "temperature: wanted 0: SGLang verifies sampled" in capsys.readouterr().err
+        assert bench(*options, "--temperature", "0") == 0
+        started = {start["path"]: start["greedy"] for start in starts_in(tmp_path)}
+        assert started == dict.fromkeys(ROUND_MS, True)
+        assert all(serving_greedy.NOTE in str(line["draft"]) for line in records_in(tmp_path))
+
+    def test_with_flashinfer_servers_are_as_sglang_has_them(
+        self, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(serving_greedy, "_has_flashinfer", lambda: True)
+        assert bench("--starts", "1", "--drafter", "domino") == 0
+        assert {start["greedy"] for start in starts_in(tmp_path)} == {False}
+        assert {line["T"] for line in records_in(tmp_path)} == {0, 1}
+        assert not any(serving_greedy.NOTE in str(line["draft"]) for line in records_in(tmp_path))
 
     def test_given_models_and_prompts_are_served(
         self, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -242,7 +311,8 @@ class TestRun:
         assert starts_in(tmp_path)[0]["load_format"] == "auto"
         (kept,) = (tmp_path / "out" / "serving-runs").glob("*/sglang-0.jsonl")
         texts = [json.loads(line)["texts"] for line in kept.read_text().splitlines()]
-        assert [[text[0] for text in point] for point in texts] == [[5], [5, 8], [5], [5, 8]]
+        firsts = [[text[0] for text in point] for point in texts]
+        assert firsts == [[5], [], [5, 8], [], [5], [], [5, 8], []]
         (line,) = {
             (r["model"], r["draft"], r["head"], r["K"], r["inputs"], r["accept"])
             for r in records_in(tmp_path)
@@ -310,24 +380,46 @@ class TestPaths:
         monkeypatch.setattr(serving_paths, "_SOURCE", tmp_path / "src")
         with pytest.raises(InputError, match="paths: wanted an entry point"):
             serving_paths.plugin_folders(tmp_path / "plugins", needed=True)
-        assert serving_paths.plugin_folders(tmp_path / "plugins", needed=False)[0] is None
+        assert serving_paths.plugin_folders(tmp_path / "plugins", needed=False).ours is None
         (tmp_path / "pyproject.toml").write_text(
             '[project]\nname = "x"\n[project.entry-points."sglang.srt.plugins"]\nwts = "wts.p:f"\n'
         )
-        ours, null = serving_paths.plugin_folders(tmp_path / "plugins", needed=True)
-        assert ours is not None
-        points = [file.read_text() for file in ours.glob("*.dist-info/entry_points.txt")]
-        assert points == ["[sglang.srt.plugins]\nwts = wts.p:f\n"]
-        points = [file.read_text() for file in null.glob("*.dist-info/entry_points.txt")]
-        assert points == ["[sglang.srt.plugins]\nwts_null_head = wts.bench.null_head:install\n"]
+        plugins = serving_paths.plugin_folders(tmp_path / "plugins", needed=True)
+        assert plugins.ours is not None
+        points = [
+            file.read_text()
+            for folder in (plugins.ours, plugins.null, plugins.greedy)
+            for file in folder.glob("*.dist-info/entry_points.txt")
+        ]
+        assert points == [
+            "[sglang.srt.plugins]\nwts = wts.p:f\n",
+            "[sglang.srt.plugins]\nwts_null_head = wts.bench.null_head:install\n",
+            "[sglang.srt.plugins]\nwts_greedy = wts.bench.serving_greedy:install\n",
+        ]
 
-    def test_only_the_environment_tells_paths_apart(self, tmp_path: Path) -> None:
+    def test_plugins_of_the_benchmark_do_not_stand_in_for_ours(
+        self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        values = ["wts.bench.null_head:install", "wts.bench.serving_greedy:install"]
+        points = [SimpleNamespace(value=value) for value in values]
+        monkeypatch.setattr(serving_paths.metadata, "entry_points", lambda group: points)
+        assert serving_paths.plugin_folders(tmp_path, needed=True).ours is not None
+        points.append(SimpleNamespace(value="wts.sglang.plugin:register"))
+        assert serving_paths.plugin_folders(tmp_path, needed=True).ours is None
+
+    @pytest.mark.parametrize("greedy_only", [False, True])
+    def test_only_the_environment_tells_paths_apart(
+        self, tmp_path: Path, greedy_only: bool
+    ) -> None:
+        plugins = serving_paths.Plugins(
+            ours=tmp_path / "ours", null=tmp_path / "null", greedy=tmp_path / "greedy"
+        )
         made = {
             path: serving_paths.environment_of(
                 path,
                 {"PYTHONPATH": "/before", "SGLANG_SIMULATE_ACC_LEN": "3", "HOME": "/h"},
-                ours=tmp_path / "ours",
-                null=tmp_path / "null",
+                plugins=plugins,
+                greedy_only=greedy_only,
                 accept_length=0.0,
                 scratch=tmp_path,
             )
@@ -341,6 +433,7 @@ class TestPaths:
         folders = {path: one["PYTHONPATH"].split(":") for path, one in made.items()}
         assert folders["sglang"] == folders["wts"] == folders["null_head"][1:]
         assert folders["null_head"][0] == str(tmp_path / "null")
+        assert (str(tmp_path / "greedy") in folders["sglang"]) == greedy_only
         assert folders["wts"][-1] == "/before"
         assert all("SGLANG_SIMULATE_ACC_LEN" not in one for one in made.values())
 
@@ -454,6 +547,36 @@ class TestNullHead:
         assert products == [[(6, 8), (10, 8)]]
 
 
+class TestGreedy:
+    def test_sglangs_own_switch_is_set_and_said_once(
+        self, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        hooked: dict[str, Any] = {}
+
+        def register(target: str, hook: Any, kind: str) -> None:
+            hooked[f"{kind} {target.rpartition('.')[2]}"] = hook
+
+        registry = SimpleNamespace(
+            HookRegistry=SimpleNamespace(register=register),
+            HookType=SimpleNamespace(REPLACE="replace"),
+        )
+        monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
+        serving_greedy._unavailable.cache_clear()
+        serving_greedy.install()
+        (switch,) = hooked.values()
+        assert set(hooked) == {"replace is_dflash_sampling_verify_available"}
+        with caplog.at_level(logging.INFO, logger=serving_greedy.__name__):
+            assert [switch(), switch()] == [False, False]
+        assert caplog.messages == [serving_greedy.LOG_LINE]
+
+    def test_only_dominos_worker_wants_flashinfer(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(serving_greedy, "_has_flashinfer", lambda: False)
+        assert serving_greedy.is_needed("domino")
+        assert not serving_greedy.is_needed("dspark")
+        monkeypatch.setattr(serving_greedy, "_has_flashinfer", lambda: True)
+        assert not serving_greedy.is_needed("domino")
+
+
 class TestGeometry:
     def test_published_layers_are_read(self) -> None:
         assert GEOMETRIES["qwen3-4b"].target_layers == (1, 9, 17, 25, 33)
@@ -528,6 +651,11 @@ def serving_line(**changes: Any) -> record.Record:
     return fields | changes
 
 
+def headline() -> record.Record:
+    names = ("model", "draft", "accept", "gpu", "sglang", "torch", "commit")
+    return {name: name for name in names}
+
+
 class TestTable:
     def test_gains_are_of_medians_and_range_over_starts(self) -> None:
         lines = [
@@ -540,6 +668,33 @@ class TestTable:
         assert ours.gain == pytest.approx(6500 / 6100 - 1)
         assert ours.gain_low == pytest.approx(0.0)
         assert ours.gain_high == pytest.approx(0.1)
+
+    def test_gains_are_medians_of_what_was_measured_side_by_side(self) -> None:
+        # A machine that gets slower, and starts that differ: no two times are the same.
+        slower = (1.0, 1.1, 1.2, 1.0)
+        shares = {0: (1.05, 1.06, 1.07, 1.08), 1: (1.02, 1.03, 1.04)}
+        lines = [
+            serving_line(path=path, repeat=start, n=1, round_us=6000.0 * slow * share)
+            for path in ("sglang", "wts")
+            for start in shares
+            for slow, share in zip(
+                slower, shares[start] if path == "sglang" else (1.0,) * 4, strict=False
+            )
+        ]
+        _, ours = serving_table.rows(lines)  # the eighth of wts has nobody beside it
+        assert (ours.num_starts, ours.num_times) == (2, 8)
+        assert ours.gain == pytest.approx(0.05)
+        assert (ours.gain_low, ours.gain_high) == (pytest.approx(0.02), pytest.approx(0.08))
+        assert "+5.0%" in serving_table.table([{**headline(), **line} for line in lines])
+
+    def test_gains_of_records_that_hold_a_start_each_are_ratios_of_medians(self) -> None:
+        lines = [
+            serving_line(path=path, repeat=repeat, n=3, round_us=us)
+            for path, times in (("sglang", (6000, 6600)), ("wts", (5800, 6200)))
+            for repeat, us in enumerate(times)
+        ]
+        _, ours = serving_table.rows(lines)
+        assert ours.gain == pytest.approx(0.05)  # the median over pairs is 0.0495
 
     def test_nothing_is_gained_over_what_was_not_measured(self) -> None:
         (row,) = serving_table.rows([serving_line(path="wts")])

@@ -2,8 +2,8 @@
 
 `sglang.Engine` is started with SGLang's own head, with this package's plugin and with a head that
 proposes constants, in turns, each start in a process of its own. A start measures every concurrency
-and temperature; a point is the difference of a long and a short generation, so prefill does not
-count. What its log does not prove is no record.
+and temperature some times; what is measured is the difference of a long and a short generation, so
+prefill does not count. What its log does not prove is no record.
 
 Without `--target` and `--draft` the models are random: real shapes, simulated acceptance, good for
 throughput only. With them they are whatever the folders hold, and greedy texts are compared.
@@ -44,7 +44,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="measure nothing: print and draw every run of a results file",
     )
     add("--model", choices=tuple(GEOMETRIES), default="qwen3-4b", help="default qwen3-4b")
-    add("--drafter", choices=DRAFTERS, default="dspark", help="default dspark")
+    add(
+        "--drafter",
+        choices=DRAFTERS,
+        default="dspark",
+        help="default dspark; domino: with --temperature 0 only where there is no flashinfer",
+    )
     add("--block", type=size, default=16, metavar="N", help="tokens of a block, default 16")
     add("--rank", type=size, default=256, metavar="R", help="of the drafter's head, default 256")
     add(
@@ -77,8 +82,8 @@ def configure(parser: argparse.ArgumentParser) -> None:
     add(
         "--together",
         action="store_true",
-        help="one start of every path gets ready at the same time, and they measure one after "
-        "another: quicker, but engines share the GPU's memory",
+        help="one start of every path gets ready at the same time, and they take turns at every "
+        "point: quicker and with less noise, but engines share the GPU's memory",
     )
     add("--repeats", type=size, default=4, metavar="N", help="of a point in a start, default 4")
     add(
@@ -228,14 +233,15 @@ def _measure(args: argparse.Namespace, started: float, say: Callable[[str], None
             left += len(wanted)
             continue
         for path, number, missing in wanted:
-            say(f"start {number + 1} of {path}: {len(missing)} points")
+            times = sum(missing.values())
+            say(f"start {number + 1} of {path}: {len(missing)} points, {times} measurements")
         begun = time.monotonic()
         outcomes = serving.turn(wanted, limit_s=limit)
         expected = time.monotonic() - begun
         for (path, number, _), outcome in zip(wanted, outcomes, strict=True):
             name = f"start {number + 1} of {path}"
             proof = outcome.proof or "nothing proves its path"
-            say(f"{name}: {outcome.num_points} points. {proof}")
+            say(f"{name}: {outcome.num_recorded} measurements. {proof}")
             for fault in outcome.faults:
                 failed.append(f"{name}: {fault}")
                 say(f"FAILED {fault}")
@@ -250,7 +256,7 @@ def _measure(args: argparse.Namespace, started: float, say: Callable[[str], None
         print(f"FAILED {text}")
     if left:
         say(f"{left} starts are left; the same command does them")
-    say(f"done, {len(records)} points, {len(failed)} failures, logs in {serving.folder}")
+    say(f"done, {len(records)} measurements, {len(failed)} failures, logs in {serving.folder}")
     return 1 if failed or left else 0
 
 

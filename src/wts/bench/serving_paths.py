@@ -1,8 +1,9 @@
 """The paths of the serving benchmark: how a start is given its head, and what proves that.
 
-SGLang finds plugins by entry points of installed distributions, in each of its processes. Two
-folders stand in for distributions: one names this package's plugin where it runs from a source
-tree, the other the null head. Which of them act is said by the environment of a start.
+SGLang finds plugins by entry points of installed distributions, in each of its processes. Folders
+stand in for distributions: one names this package's plugin where it runs from a source tree,
+another the null head, a third the switch of `serving_greedy`. Which of them act is said by the
+environment of a start.
 """
 
 from __future__ import annotations
@@ -14,11 +15,11 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from wts.bench import null_head
+from wts.bench import null_head, serving_greedy
 from wts.bench.geometry import Drafter
 from wts.errors import InputError
 
-__all__ = ["PATHS", "Proof", "environment_of", "plugin_folders", "prove"]
+__all__ = ["PATHS", "Plugins", "Proof", "environment_of", "plugin_folders", "prove"]
 
 PATHS = ("sglang", "wts", "null_head")
 """SGLang's own head, ours, and none."""
@@ -26,6 +27,7 @@ PATHS = ("sglang", "wts", "null_head")
 _GROUP = "sglang.srt.plugins"
 _SOURCE = Path(__file__).parents[2]
 _NULL_HEAD = f"{null_head.__name__}:{null_head.install.__name__}"
+_GREEDY = f"{serving_greedy.__name__}:{serving_greedy.install.__name__}"
 
 # What SGLang says itself, in the words of 0.5.23, when a drafter's head is part of its CUDA graph;
 # of DSpark it adds whether another sampler than its own may run.
@@ -65,29 +67,42 @@ class Proof:
         return 0.0
 
 
-def plugin_folders(folder: Path, *, needed: bool) -> tuple[Path | None, Path]:
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plugins:
+    """Folders that stand in for distributions with a plugin.
+
+    Args:
+        ours: names this package's; None where an installed distribution does, or nothing.
+        null: names the null head.
+        greedy: names the switch of `serving_greedy`.
+    """
+
+    ours: Path | None
+    null: Path
+    greedy: Path
+
+
+def plugin_folders(folder: Path, *, needed: bool) -> Plugins:
     """Write the stand-ins for distributions.
 
     Args:
         folder: where they go.
         needed: whether this package's plugin has to be found.
 
-    Returns:
-        The folder that names this package's plugin, None where an installed distribution does (or
-        nothing, and it is not needed); and the one that names the null head.
-
     Raises:
         InputError: neither an installed distribution nor the source tree has a plugin.
     """
-    null = _distribution(folder / "null_head", "wts-null-head", {"wts_null_head": _NULL_HEAD})
-    return _our_folder(folder / "wts", needed=needed), null
+    return Plugins(
+        ours=_our_folder(folder / "wts", needed=needed),
+        null=_distribution(folder / "null_head", "wts-null-head", {"wts_null_head": _NULL_HEAD}),
+        greedy=_distribution(folder / "greedy", "wts-greedy", {"wts_greedy": _GREEDY}),
+    )
 
 
 def _our_folder(folder: Path, *, needed: bool) -> Path | None:
     installed = metadata.entry_points(group=_GROUP)
-    if any(
-        point.value.startswith("wts.") and "null_head" not in point.value for point in installed
-    ):
+    values = [point.value for point in installed]
+    if any(value.startswith("wts.") and not value.startswith("wts.bench.") for value in values):
         return None
     project = _SOURCE.parent / "pyproject.toml"
     points: Mapping[str, str] = {}
@@ -119,8 +134,8 @@ def environment_of(
     path: str,
     inherited: Mapping[str, str],
     *,
-    ours: Path | None,
-    null: Path,
+    plugins: Plugins,
+    greedy_only: bool,
     accept_length: float,
     scratch: Path,
 ) -> dict[str, str]:
@@ -129,14 +144,15 @@ def environment_of(
     Args:
         path: one of PATHS.
         inherited: of this process.
-        ours: folder of this package's plugin, on the path of every start; see `plugin_folders`.
-        null: folder of the null head, on the path of its own starts only.
+        plugins: ours is on the path of every start, the null head on that of its own starts only.
+        greedy_only: whether the switch of `serving_greedy` is, too, in starts of every path.
         accept_length: simulated tokens a round; 0 leaves acceptance to the verifier.
         scratch: where kernels are kept that one start compiles and the next ones reuse, unless the
             inherited environment says where.
     """
-    folders = [null] if path == "null_head" else []
-    folders += [] if ours is None else [ours]
+    folders = [plugins.null] if path == "null_head" else []
+    folders += [plugins.greedy] if greedy_only else []
+    folders += [] if plugins.ours is None else [plugins.ours]
     before = inherited.get("PYTHONPATH")
     changed = {
         "PYTHONPATH": ":".join([*map(str, [*folders, _SOURCE]), *([before] if before else [])]),

@@ -7,26 +7,25 @@ are a folder of raw results and logs, and a small file that ties the id to a set
 from __future__ import annotations
 
 import json
-import statistics
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, Self
 
 from wts.bench import record
-from wts.bench.clock import quantile
 from wts.bench.record import Environment, Record
-from wts.bench.serving_paths import Proof, environment_of, plugin_folders, prove
+from wts.bench.serving_paths import Plugins, Proof, environment_of, plugin_folders, prove
 from wts.bench.serving_setting import Setting
-from wts.bench.serving_turn import Start, run_turn
+from wts.bench.serving_turn import Point, Start, orders_of, run_turn
 
 __all__ = ["Outcome", "ServingRun", "Verdict"]
 
 # Lines of a log that are shown where a start failed.
 _TAIL_LINES = 12
 
-Point = tuple[int, float]
-"""Concurrency and temperature."""
+Measured = Mapping[str, Any]
+"""A line of results: a point, measured once."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,12 +33,12 @@ class Outcome:
     """What came of a start.
 
     Args:
-        num_points: points that were recorded.
+        num_recorded: measurements that were recorded.
         faults: what went wrong.
         proof: the line of the log that proves the path, where there is one.
     """
 
-    num_points: int
+    num_recorded: int
     faults: tuple[str, ...]
     proof: str | None
 
@@ -88,8 +87,7 @@ class ServingRun:
         folder: of raw results and logs.
         scratch: of what starts share.
         inherited: environment that starts inherit.
-        ours: see `serving_paths.plugin_folders`.
-        null: see there.
+        plugins: of the starts.
     """
 
     setting: Setting
@@ -99,8 +97,7 @@ class ServingRun:
     folder: Path
     scratch: Path
     inherited: Mapping[str, str]
-    ours: Path | None
-    null: Path
+    plugins: Plugins
 
     @classmethod
     def open(
@@ -133,7 +130,6 @@ class ServingRun:
                 + "\n",
                 encoding="utf-8",
             )
-        ours, null = plugin_folders(scratch / "plugins", needed=needs_plugin)
         return cls(
             setting=setting,
             environment=environment,
@@ -142,8 +138,7 @@ class ServingRun:
             folder=folder,
             scratch=scratch,
             inherited=inherited,
-            ours=ours,
-            null=null,
+            plugins=plugin_folders(scratch / "plugins", needed=needs_plugin),
         )
 
     def records(self) -> list[Record]:
@@ -153,61 +148,73 @@ class ServingRun:
             return []
         return [line for line in record.read(path) if line["run_id"] == self.run_id]
 
-    def missing(self, path: str, number: int, points: Sequence[Point]) -> list[Point]:
-        """The points that a start still has to measure."""
-        had = {
-            (line["concurrency"], line["T"])
-            for line in self.records()
-            if line["path"] == path and line["repeat"] == number
-        }
-        return [point for point in points if point not in had]
+    def missing(self, path: str, number: int, points: Sequence[Point]) -> dict[Point, int]:
+        """How often a start still has to measure each point, where it does."""
+        had: Counter[Point] = Counter()
+        for line in self.records():
+            if line["path"] == path and line["repeat"] == number:
+                had[_point(line)] += int(str(line["n"]))
+        left = {point: self.setting.repeats - had[point] for point in points}
+        return {point: times for point, times in left.items() if times > 0}
 
     def turn(
-        self, starts: Sequence[tuple[str, int, Sequence[Point]]], *, limit_s: float
+        self, starts: Sequence[tuple[str, int, Mapping[Point, int]]], *, limit_s: float
     ) -> list[Outcome]:
-        """Start engines, measure points, and record those that are whole and proved.
+        """Start engines, measure points, and record what is whole and proved.
 
         Args:
-            starts: whose head, the number of the start from 0, and what to measure. They get ready
-                side by side and measure in this order.
+            starts: whose head, the number of the start from 0, and how often to measure what. They
+                get ready side by side and take turns at measuring, see `orders_of`.
             limit_s: after which they and all their processes are ended.
         """
-        made = [self._job(path, number, points) for path, number, points in starts]
-        statuses = run_turn(made, limit_s=limit_s)
+        made = [self._job(path, number) for path, number, _ in starts]
+        wanted = [points for _, _, points in starts]
+        orders = orders_of(wanted, repeats=self.setting.repeats)
+        statuses = run_turn(made, orders, limit_s=limit_s)
+        measured = [
+            [line for line in _lines(start.results) if line.get("event") == "measured"]
+            for start in made
+        ]
+        kept = _measured_by_all(measured, wanted, statuses)
         return [
-            self._outcome(path, number, start, status, limit_s)
-            for (path, number, _), start, status in zip(starts, made, statuses, strict=True)
+            self._outcome(path, number, start, status, lines, limit_s)
+            for (path, number, _), start, status, lines in zip(
+                starts, made, statuses, kept, strict=True
+            )
         ]
 
-    def _job(self, path: str, number: int, points: Sequence[Point]) -> Start:
+    def _job(self, path: str, number: int) -> Start:
         name = f"{path}-{number}"
         job = {
             "engine": self.setting.engine,
             "prompts": self.setting.prompts,
             "short": self.setting.short,
             "long": self.setting.long,
-            "repeats": self.setting.repeats,
-            "points": [{"concurrency": c, "temperature": t} for c, t in points],
         }
         file = self.folder / f"{name}.job.json"
         file.write_text(json.dumps(job), encoding="utf-8")
         return Start(
             job=file,
             results=self.folder / f"{name}.new.jsonl",
-            gate=self.folder / f"{name}.gate",
             log=self.folder / f"{name}.log",
             environment=environment_of(
                 path,
                 self.inherited,
-                ours=self.ours,
-                null=self.null,
+                plugins=self.plugins,
+                greedy_only=self.setting.greedy_only,
                 accept_length=self.setting.accept_length,
                 scratch=self.scratch,
             ),
         )
 
     def _outcome(
-        self, path: str, number: int, start: Start, status: int | None, limit_s: float
+        self,
+        path: str,
+        number: int,
+        start: Start,
+        status: int | None,
+        measured: Sequence[Measured],
+        limit_s: float,
     ) -> Outcome:
         text = start.log.read_text(encoding="utf-8", errors="replace")
         faults = []
@@ -215,14 +222,14 @@ class ServingRun:
             faults.append(f"ended after {limit_s:.0f} s, its time limit; see {start.log}")
         elif status != 0:
             faults.append(f"ended with status {status}:\n{_tail(text)}")
-        measured = [line for line in _lines(start.results) if line.get("event") == "point"]
         if not measured:
-            return Outcome(num_points=0, faults=tuple(faults or ["no point measured"]), proof=None)
+            faults = faults or ["nothing measured"]
+            return Outcome(num_recorded=0, faults=tuple(faults), proof=None)
         proof = prove(path, text, self.setting.drafter)
         if isinstance(proof, str):
             faults.append(f"not recorded: {proof}; see {start.log}")
-            return Outcome(num_points=0, faults=tuple(faults), proof=None)
-        num_points = 0
+            return Outcome(num_recorded=0, faults=tuple(faults), proof=None)
+        num_recorded = 0
         for line in measured:
             try:
                 made = self._record(path, number, line, proof)
@@ -232,25 +239,22 @@ class ServingRun:
             with (self.folder / f"{path}-{number}.jsonl").open("a", encoding="utf-8") as kept:
                 kept.write(json.dumps(line) + "\n")
             record.append(self.out, made)
-            num_points += 1
+            num_recorded += 1
         start.results.unlink(missing_ok=True)
-        return Outcome(num_points=num_points, faults=tuple(faults), proof=proof.line.strip())
+        return Outcome(num_recorded=num_recorded, faults=tuple(faults), proof=proof.line.strip())
 
-    def _record(self, path: str, number: int, line: Mapping[str, Any], proof: Proof) -> Record:
-        rounds_us, tokens_per_s, lengths = [], [], []
-        for short, long in zip(line["short"], line["long"], strict=True):
-            seconds = long["seconds"] - short["seconds"]
-            rounds = max(long["rounds"]) - max(short["rounds"])
-            tokens = sum(long["tokens"]) - sum(short["tokens"])
-            drafts = sum(long["rounds"]) - sum(short["rounds"])
-            if min(seconds, rounds, tokens, drafts) <= 0:
-                raise ValueError(
-                    f"the long run has {seconds:.4f} s, {rounds} rounds and {tokens} tokens more "
-                    "than the short one, wanted more of all; pass lengths further apart"
-                )
-            rounds_us.append(seconds / rounds * 1e6)
-            tokens_per_s.append(tokens / seconds)
-            lengths.append(tokens / drafts)
+    def _record(self, path: str, number: int, line: Measured, proof: Proof) -> Record:
+        short, long = line["short"], line["long"]
+        seconds = long["seconds"] - short["seconds"]
+        rounds = max(long["rounds"]) - max(short["rounds"])
+        tokens = sum(long["tokens"]) - sum(short["tokens"])
+        drafts = sum(long["rounds"]) - sum(short["rounds"])
+        if min(seconds, rounds, tokens, drafts) <= 0:
+            raise ValueError(
+                f"the long run has {seconds:.4f} s, {rounds} rounds and {tokens} tokens more "
+                "than the short one, wanted more of all; pass lengths further apart"
+            )
+        round_us = round(seconds / rounds * 1e6, 2)
         setting = self.setting
         return record.build(
             self.environment,
@@ -265,10 +269,10 @@ class ServingRun:
             K=setting.steps,
             T=line["temperature"],
             cache="warm",
-            p50_us=round(quantile(rounds_us, 0.5), 2),
-            p05_us=round(quantile(rounds_us, 0.05), 2),
-            p95_us=round(quantile(rounds_us, 0.95), 2),
-            n=len(rounds_us),
+            p50_us=round_us,
+            p05_us=round_us,
+            p95_us=round_us,
+            n=1,  # a record for every measurement: those of a turn are compared one by one
             inputs=setting.inputs,
             excludes="",
             resident_share=proof.resident_share(line["concurrency"]),
@@ -278,9 +282,9 @@ class ServingRun:
             block=setting.block,
             concurrency=line["concurrency"],
             accept=setting.accept,
-            tokens_per_s=round(statistics.median(tokens_per_s), 2),
-            round_us=round(quantile(rounds_us, 0.5), 2),
-            accepted_length=round(statistics.median(lengths), 4),
+            tokens_per_s=round(tokens / seconds, 2),
+            round_us=round_us,
+            accepted_length=round(tokens / drafts, 4),
             repeat=number,
         )
 
@@ -299,7 +303,7 @@ class ServingRun:
             if path == "null_head" or not start.isdecimal():
                 continue
             for line in _lines(file):
-                if line["temperature"] == 0:
+                if line["temperature"] == 0 and line["texts"]:
                     texts[path, int(start), line["concurrency"]] = line["texts"]
         verdicts = []
         for (path, number, concurrency), given in sorted(texts.items()):
@@ -325,6 +329,35 @@ class ServingRun:
                 )
             )
         return verdicts
+
+
+def _measured_by_all(
+    measured: Sequence[Sequence[Measured]],
+    wanted: Sequence[Mapping[Point, int]],
+    statuses: Sequence[int | None],
+) -> list[list[Measured]]:
+    """What starts measured, as far as all that did not fall out came: more is not compared."""
+    counts = [Counter(map(_point, lines)) for lines in measured]
+    most: dict[Point, int] = {}
+    for count, points, status in zip(counts, wanted, statuses, strict=True):
+        for point, times in points.items():
+            if status in (0, None) and count[point] < times:
+                most[point] = min(count[point], most.get(point, times))
+    kept: list[list[Measured]] = []
+    for lines in measured:
+        seen: Counter[Point] = Counter()
+        kept.append([])
+        for line in lines:
+            point = _point(line)
+            seen[point] += 1
+            if seen[point] <= most.get(point, seen[point]):
+                kept[-1].append(line)
+    return kept
+
+
+def _point(line: Mapping[str, Any]) -> Point:
+    """Of a record or a line of results."""
+    return int(line["concurrency"]), float(line["T"] if "T" in line else line["temperature"])
 
 
 def _first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:

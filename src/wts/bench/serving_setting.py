@@ -12,6 +12,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from wts.bench import serving_greedy
 from wts.bench.geometry import (
     DRAFTERS,
     GEOMETRIES,
@@ -48,11 +49,12 @@ class Setting:
         inputs: "random" or "recorded", as in records.
         accept: "simulated", "random" (a verifier of random weights), "checkpoint" or "trained".
         accept_length: simulated tokens a round; 0 where the verifier decides.
+        greedy_only: whether engines can serve greedy requests only; see `serving_greedy`.
         engine: arguments of `sglang.Engine`.
         prompts: tokens of each request.
         short: tokens to generate in short runs.
         long: tokens to generate in long runs.
-        repeats: runs of either length per point and start.
+        repeats: measurements of a point in a start, a run of either length each.
     """
 
     model: str
@@ -64,6 +66,7 @@ class Setting:
     inputs: str
     accept: str
     accept_length: float
+    greedy_only: bool
     engine: dict[str, object]
     prompts: list[list[int]]
     short: int
@@ -124,10 +127,18 @@ def make(args: argparse.Namespace, scratch: Path, *, device: str | torch.device 
             found=f"{len(prompts)} in {args.prompts}",
             fix="pass more prompts, or a smaller --concurrency",
         )
+    greedy_only = serving_greedy.is_needed(served.drafter)
+    if greedy_only and any(args.temperature):
+        raise InputError.mismatch(
+            "temperature",
+            wanted="0: SGLang verifies sampled drafts of a Domino drafter with flashinfer",
+            found=f"{max(args.temperature):g}, and no flashinfer",
+            fix="pass --temperature 0, or install flashinfer-python",
+        )
     short, long = args.tokens
     return Setting(
         model=served.model,
-        draft=served.draft,
+        draft=f"{served.draft}, {serving_greedy.NOTE}" if greedy_only else served.draft,
         drafter=served.drafter,
         vocab=served.vocab,
         rank=served.rank,
@@ -135,6 +146,7 @@ def make(args: argparse.Namespace, scratch: Path, *, device: str | torch.device 
         inputs="random" if args.target is None else "recorded",
         accept=served.accept,
         accept_length=served.accept_length,
+        greedy_only=greedy_only,
         engine=_engine(served, most, max(map(len, prompts)), args),
         prompts=prompts,
         short=short,

@@ -26,12 +26,14 @@ class Row:
         temperature: T.
         concurrency: requests at a time.
         num_starts: starts that measured it.
-        round_us: time of a round, median over starts.
-        tokens_per_s: of all requests, median over starts.
-        accepted_length: tokens a round and request, median over starts.
+        num_times: how often they did, all together.
+        round_us: time of a round, median over all times.
+        tokens_per_s: of all requests, median over all times.
+        accepted_length: tokens a round and request, median over all times.
         gain: rounds that SGLang's own head needs the time of one more for, 0.07 for 7 %; None
-            where SGLang's own was not measured.
-        gain_low: the least gain that two starts of the same number had.
+            where SGLang's own was not measured. The median over pairs: what two starts of the same
+            number measured side by side.
+        gain_low: the least of them.
         gain_high: the largest.
     """
 
@@ -39,6 +41,7 @@ class Row:
     temperature: float
     concurrency: int
     num_starts: int
+    num_times: int
     round_us: float
     tokens_per_s: float
     accepted_length: float
@@ -64,45 +67,63 @@ def runs(records: Sequence[Record]) -> list[list[Record]]:
 
 def rows(records: Sequence[Record]) -> list[Row]:
     """Summarise the records of one run, by temperature, concurrency and path."""
-    groups: dict[tuple[float, int, str], dict[int, Record]] = {}
+    groups: dict[tuple[float, int, str], dict[int, list[Record]]] = {}
     for line in records:
         key = (_number(line, "T"), int(_number(line, "concurrency")), str(line["path"]))
-        groups.setdefault(key, {})[int(_number(line, "repeat"))] = line
+        start = int(_number(line, "repeat"))
+        groups.setdefault(key, {}).setdefault(start, []).append(line)
     found = []
     for (temperature, concurrency, path), starts in sorted(
         groups.items(), key=lambda item: (*item[0][:2], PATHS.index(item[0][2]))
     ):
         base = groups.get((temperature, concurrency, "sglang"), {})
-        round_us = _median(starts, "round_us")
-        pairs = [
-            _number(base[number], "round_us") / _number(line, "round_us") - 1
-            for number, line in starts.items()
-            if number in base
-        ]
-        compared = path != "sglang" and bool(base)
+        gains = [] if path == "sglang" else _gains(base, starts)
+        times = [line for lines in starts.values() for line in lines]
         found.append(
             Row(
                 path=path,
                 temperature=temperature,
                 concurrency=concurrency,
                 num_starts=len(starts),
-                round_us=round_us,
-                tokens_per_s=_median(starts, "tokens_per_s"),
-                accepted_length=_median(starts, "accepted_length"),
-                gain=_median(base, "round_us") / round_us - 1 if compared else None,
-                gain_low=min(pairs) if compared and pairs else None,
-                gain_high=max(pairs) if compared and pairs else None,
+                num_times=len(times),
+                round_us=_median(times, "round_us"),
+                tokens_per_s=_median(times, "tokens_per_s"),
+                accepted_length=_median(times, "accepted_length"),
+                gain=_gain(base, starts, gains) if path != "sglang" and base else None,
+                gain_low=min(gains, default=None),
+                gain_high=max(gains, default=None),
             )
         )
     return found
+
+
+_Starts = dict[int, list[Record]]
+"""By the number of the start, in the order in which it measured."""
+
+
+def _gains(base: _Starts, starts: _Starts) -> list[float]:
+    """Of what starts of the same number measured at the same time."""
+    return [
+        _number(theirs, "round_us") / _number(ours, "round_us") - 1
+        for number, lines in starts.items()
+        for theirs, ours in zip(base.get(number, []), lines, strict=False)
+    ]
+
+
+def _gain(base: _Starts, starts: _Starts, gains: Sequence[float]) -> float:
+    lines, others = ([x for y in of.values() for x in y] for of in (base, starts))
+    if gains and all(line.get("n") == 1 for line in [*lines, *others]):
+        return statistics.median(gains)
+    # Records of before have a start's median each, of times that no two starts shared.
+    return _median(lines, "round_us") / _median(others, "round_us") - 1
 
 
 def _number(line: Record, field: str) -> float:
     return float(str(line[field]))
 
 
-def _median(starts: dict[int, Record], field: str) -> float:
-    return statistics.median(_number(line, field) for line in starts.values())
+def _median(lines: Sequence[Record], field: str) -> float:
+    return statistics.median(_number(line, field) for line in lines)
 
 
 def headline(records: Sequence[Record]) -> str:
@@ -119,12 +140,13 @@ def table(records: Sequence[Record]) -> str:
     """The records of one run as text.
 
     Gains are of the time of a round, so they hold for any accepted length; beside them is the range
-    over pairs of starts, and the share of what a head that costs nothing would gain.
+    over pairs, and the share of what a head that costs nothing would gain.
     """
     lines = [
         headline(records),
-        f"{'T':>3} {'requests':>8} {'path':<9} {'starts':>6} {'round ms':>9} {'tokens/s':>9} "
-        f"{'accepted':>8} {'gain':>7} {'range over starts':>18} {'of bound':>8}",
+        f"{'T':>3} {'requests':>8} {'path':<9} {'starts':>6} {'times':>5} "
+        f"{'round ms':>9} {'tokens/s':>9} {'accepted':>8} {'gain':>7} {'range over pairs':>18} "
+        f"{'of bound':>8}",
     ]
     found = rows(records)
     bounds = {
@@ -141,8 +163,8 @@ def table(records: Sequence[Record]) -> str:
             between = f"{row.gain_low:+.1%}..{row.gain_high:+.1%}"
         lines.append(
             f"{row.temperature:>3g} {row.concurrency:>8} {row.path:<9} {row.num_starts:>6} "
-            f"{row.round_us / 1e3:>9.3f} {row.tokens_per_s:>9.0f} {row.accepted_length:>8.2f} "
-            f"{gain:>7} {between:>18} {share:>8}".rstrip()
+            f"{row.num_times:>5} {row.round_us / 1e3:>9.3f} {row.tokens_per_s:>9.0f} "
+            f"{row.accepted_length:>8.2f} {gain:>7} {between:>18} {share:>8}".rstrip()
         )
     if records[-1]["accept"] == "simulated":
         lines.append("simulated acceptance: for throughput only; texts are not compared")

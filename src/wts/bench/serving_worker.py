@@ -1,9 +1,10 @@
-"""One start of an engine, measured: `python -m wts.bench.serving_worker JOB RESULTS GATE`.
+"""One start of an engine, measured: `python -m wts.bench.serving_worker JOB RESULTS`.
 
 A process of its own, because the environment of an engine's start says which head it serves with.
-The job is read from a JSON file, results are appended to another as they come, one line each, so
-that whatever was measured before a time-out is kept. The first line says that the engine is ready;
-it measures once the third file is there.
+The job is read from a JSON file. A byte on standard output says that the engine is ready, and one
+more follows every measurement, which a line on standard input asks for; where that ends, so does
+the start. Results are appended to a file as they come, one JSON line each, so that whatever was
+measured before a time-out is kept.
 
 Engines start processes that import this module again; only the first one runs `main`.
 """
@@ -17,19 +18,20 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
 __all__ = ["main", "measure"]
 
 
 def main(argv: Sequence[str]) -> int:
-    """Start the engine of a job and measure its points.
+    """Start the engine of a job and measure what is asked for.
 
     Args:
-        argv: the job file, the results file and the file to wait for.
+        argv: the job file and the results file.
     """
-    job_file, results_file, gate = (Path(name) for name in argv)
+    job_file, results_file = (Path(name) for name in argv)
     job = json.loads(job_file.read_text(encoding="utf-8"))
+    orders, answers = _take_streams()
 
     def emit(event: str, fields: Mapping[str, object]) -> None:
         with results_file.open("a", encoding="utf-8") as lines:
@@ -39,32 +41,39 @@ def main(argv: Sequence[str]) -> int:
     engine = importlib.import_module("sglang").Engine(**job["engine"])
     try:
         emit("ready", {"seconds": time.perf_counter() - started})
-        parent = os.getppid()
-        while not gate.exists():
-            if os.getppid() != parent:
-                raise RuntimeError(f"nobody is left who would make {gate}")
-            time.sleep(0.1)
-        for point in job["points"]:
-            emit("point", point | measure(engine, job, **point))
+        os.write(answers, b".")
+        for line in orders:
+            order = json.loads(line)
+            emit("measured", order | measure(engine, job, **order))
+            os.write(answers, b".")
     finally:
         engine.shutdown()
     emit("done", {"seconds": time.perf_counter() - started})
     return 0
 
 
+def _take_streams() -> tuple[TextIO, int]:
+    """Keep the standard streams to itself: what engines print goes where errors go."""
+    orders, answers = os.fdopen(os.dup(0)), os.dup(1)
+    os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+    os.dup2(2, 1)
+    return orders, answers
+
+
 def measure(
-    engine: Any, job: Mapping[str, Any], *, concurrency: int, temperature: float
+    engine: Any, job: Mapping[str, Any], *, concurrency: int, temperature: float, repeat: int
 ) -> dict[str, object]:
-    """Time generations of two lengths in turns; their difference has no prefill in it.
+    """Time a short and a long generation; their difference has no prefill in it.
 
     Args:
         engine: a started `sglang.Engine`.
-        job: prompts (lists of tokens), short and long (tokens to generate), repeats.
+        job: prompts (lists of tokens), short and long (tokens to generate).
         concurrency: requests at a time, the first so many prompts.
         temperature: of all of them.
+        repeat: how often this point was measured before.
 
     Returns:
-        short and long, a run for every repeat each, and the tokens of the first long run.
+        short and long, and the tokens of the long run if it is the first.
     """
     prompts = job["prompts"][:concurrency]
     if len(prompts) < concurrency:
@@ -82,15 +91,10 @@ def measure(
             "rounds": [int(meta["spec_verify_ct"]) for meta in metas],
         }, [list(output["output_ids"]) for output in outputs]
 
-    run(job["short"])  # first calls compile and choose kernels
-    result: dict[str, list[object]] = {"short": [], "long": [], "texts": []}
-    for repeat in range(job["repeats"]):
-        result["short"].append(run(job["short"])[0])
-        timed, texts = run(job["long"])
-        result["long"].append(timed)
-        if repeat == 0:
-            result["texts"] = list(texts)
-    return dict(result)
+    run(job["short"])  # compiles, chooses kernels and warms caches that another engine has used
+    short, _ = run(job["short"])
+    long, texts = run(job["long"])
+    return {"short": short, "long": long, "texts": [] if repeat else texts}
 
 
 if __name__ == "__main__":
