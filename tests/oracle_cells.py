@@ -6,6 +6,7 @@ rounded bit by bit. What the cells of the emulator compute has to equal this bit
 
 from __future__ import annotations
 
+import ctypes
 import math
 from fractions import Fraction
 
@@ -47,9 +48,14 @@ def nearest_fp32(exact: Fraction) -> float:
 
 
 def fma(a: float, b: float, c: float) -> float:
-    """a b + c, rounded once to fp32; a and b are finite."""
+    """a b + c of fp32 numbers, rounded once to fp32; a and b are finite."""
     if not math.isfinite(c):
         return c
+    product = a * b  # exact: 48 bits
+    total = product + c
+    added = total - product
+    if product - (total - added) == c - added == 0.0:  # exact too: the only rounding is to fp32
+        return ctypes.c_float(total).value + 0.0
     return nearest_fp32(Fraction(a) * Fraction(b) + Fraction(c))
 
 

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bounds import decided, logit_bound
@@ -87,6 +87,7 @@ def formula(head: MarkovHead, base: torch.Tensor, anchor: torch.Tensor) -> torch
 
 @case("nan-row")
 @given(st.data())
+@settings(max_examples=30)
 def test_a_nan_gives_the_lowest_nan_id_and_the_walk_goes_on_from_it(
     way: Way, data: st.DataObject
 ) -> None:
@@ -137,6 +138,7 @@ def test_nothing_but_nan_gives_tokens_in_range(
 
 @case("masked-by-grammar")
 @given(st.data())
+@settings(max_examples=30)
 def test_only_allowed_ids_are_drawn(way: Way, data: st.DataObject) -> None:
     head = spread_head()
     ids = st.integers(0, head.vocab - 1)
@@ -179,7 +181,7 @@ VOCABS = [1, 7, 15, 16, 17, 2047, 2048, 2049]
 @case("tie-lowest-id")
 @pytest.mark.parametrize(
     ("vocab", "batch"),
-    [*((vocab, batch) for vocab in VOCABS for batch in (1, 4)), (17, 2), (2049, 5), (151_936, 4)],
+    [*((vocab, batch) for vocab in VOCABS for batch in (1, 4)), (17, 2), (2049, 5), (151_936, 2)],
 )
 def test_token_0_wins_where_all_are_equal(way: Way, vocab: int, batch: int) -> None:
     head = silent(vocab)
@@ -282,7 +284,7 @@ def test_step_k_follows_token_k_minus_1(way: Way, batch: int) -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 def test_fewer_blocks_give_the_same_tokens(way: Way, batch: int) -> None:
     head = spread_head(vocab=20_011)
-    base, anchor = spread_base(head, batch, 7), anchors(head, batch, 5)
+    base, anchor = spread_base(head, batch, 3), anchors(head, batch, 5)
     wanted = walk(way, head, base, anchor)
     for blocks in (100, 78, 36):
         assert torch.equal(walk(way, head, base, anchor, blocks=blocks), wanted)
@@ -432,7 +434,7 @@ def test_frequencies_are_those_of_the_softmax(way: Way, temperature: float) -> N
     logits = torch.tensor([2.0, 1.5, 1.0, 0.5])
     base = logits.to(BF16).expand(4, 32, 4)
     counts = torch.zeros(4, dtype=torch.int64)
-    for offset in range(40):
+    for offset in range(20):
         drawn = sample(
             way, silent(4), base, torch.zeros(4).long(), [temperature] * 4, offset=offset
         )
@@ -451,9 +453,9 @@ def test_every_call_draws_new_noise_and_advances_the_offset(way: Way) -> None:
     noise = Noise(key=11, offset=moved(torch.tensor([5]), walker))
     temperatures = moved(torch.tensor([0.7, 0.7]), walker)
     arguments = moved(base, walker), moved(anchor, walker)
-    calls = [walker(*arguments, temperatures=temperatures, noise=noise).cpu() for _ in range(200)]
-    assert noise.offset.tolist() == [205]
-    assert len({tuple(tokens.flatten().tolist()) for tokens in calls}) == 200
+    calls = [walker(*arguments, temperatures=temperatures, noise=noise).cpu() for _ in range(100)]
+    assert noise.offset.tolist() == [105]
+    assert len({tuple(tokens.flatten().tolist()) for tokens in calls}) == 100
     counts = torch.bincount(torch.stack(calls).flatten(), minlength=16)
     assert chi_square(counts, torch.full((16,), 1 / 16)) < CHI_SQUARE_LIMIT[15]
     # The same offset draws the same tokens again; rows and steps draw different ones.
@@ -465,6 +467,7 @@ def test_every_call_draws_new_noise_and_advances_the_offset(way: Way) -> None:
 
 @case("nan-row")
 @given(st.data())
+@settings(max_examples=30)
 def test_a_nan_gives_the_lowest_nan_id_in_a_sampled_walk_too(way: Way, data: st.DataObject) -> None:
     head = spread_head()
     bad = data.draw(st.lists(st.integers(0, head.vocab - 1), min_size=1, max_size=5))
@@ -489,6 +492,7 @@ def test_nothing_but_nan_gives_token_0_in_a_sampled_walk_too(way: Way, batch: in
 
 @case("masked-by-grammar")
 @given(st.data())
+@settings(max_examples=30)
 def test_only_allowed_ids_are_drawn_in_a_sampled_walk_too(way: Way, data: st.DataObject) -> None:
     head = spread_head()
     ids = st.integers(0, head.vocab - 1)
