@@ -20,6 +20,7 @@ from simulated import KEY, OFFSET, WHOLE, check_greedy, check_sampled, inputs, p
 from simulator import Simulator
 from strategies import silent_head
 from wts.heads import DTYPE_OF, MarkovHead, NumberType
+from wts.launch import Turn
 from wts.noise import Noise
 from wts.variants import streaming_plan, with_async_tiles, with_register_fragments
 from wts.walk import Walker
@@ -327,3 +328,43 @@ def test_a_read_outside_is_caught() -> None:
     base, anchor = inputs(HEAD, PLAN, 1, 1, 0)
     with pytest.raises(RuntimeError, match="outside global memory"):
         Simulator(HEAD, PLAN)(base[:, :, :200].clone(), anchor)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize(
+    ("temperatures", "walked_by"),
+    [
+        pytest.param([0.0], Turn.ALL_GREEDY, id="greedy"),
+        pytest.param([math.nan, -1.0], Turn.ALL_GREEDY, id="neither is above 0"),
+        pytest.param([0.0, 0.7], Turn.ANY_SAMPLED, id="one is sampled"),
+    ],
+)
+def test_one_of_two_plans_walks(batch: int, temperatures: list[float], walked_by: Turn) -> None:
+    head = MarkovHead.random(vocab=500, rank=64, seed=2)
+    plans = {
+        Turn.ALL_GREEDY: plan_of(head, batch=batch, blocks=2),
+        Turn.ANY_SAMPLED: plan_of(head, batch=batch, blocks=2, sampled=True),
+    }
+    # The last request decides; one that is not there does not.
+    several = torch.tensor([0.0] * (batch - 1) + temperatures[-1:] + [1.0])
+    base, anchor = inputs(head, plans[Turn.ANY_SAMPLED], batch, 3, seed=4)
+    offsets = [torch.tensor([OFFSET]) for _ in range(2)]
+    wanted = Walker(head, plans[Turn.ANY_SAMPLED], backend="emulator")(
+        base, anchor, temperatures=several[:batch], noise=Noise(key=KEY, offset=offsets[0])
+    )
+    for turn, plan in plans.items():
+        simulator = Simulator(head, plan)
+        before = simulator.status.clone()
+        tokens = simulator(
+            base,
+            anchor,
+            temperatures=several,
+            noise=Noise(key=KEY, offset=offsets[1]),
+            turn=turn,
+        )
+        if turn is walked_by:
+            assert torch.equal(tokens, wanted)
+        else:
+            assert bool((tokens == -1).all())
+            assert torch.equal(simulator.status, before)
+    assert torch.equal(*offsets)  # advanced once

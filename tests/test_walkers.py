@@ -10,6 +10,7 @@ import torch
 from strategies import KINDS, anchors, base_logits, hidden_states, hopper, recurrent_head
 from wts.errors import HeadError, InputError, PlanError, WalkTimeout
 from wts.heads import MarkovHead
+from wts.noise import Noise
 from wts.planner import plan_residency
 from wts.walk import Backend, Walker
 from wts.walkers import WalkerSet
@@ -185,3 +186,49 @@ def test_only_walkers_of_the_same_head_are_shared(others: Any) -> None:
         others = [Walker(markov(seed=2), plan, backend=EMULATOR)]
     with pytest.raises(InputError, match="sharing: wanted Walkers of this very head, found"):
         Walker(markov(), plan, backend=EMULATOR, sharing=others)
+
+
+@pytest.mark.parametrize(
+    ("options", "named"),
+    [
+        pytest.param({"sampled": True}, "none sampled", id="sampled itself"),
+        pytest.param({"batch": 1}, "at least 2 requests", id="fewer requests"),
+        pytest.param({"steps": 4}, "8 steps", id="fewer steps"),
+        pytest.param({"exact": True}, "exact False", id="other tokens"),
+        pytest.param({"weights": "bf16"}, "weights int8", id="other weights"),
+        pytest.param({"base_type": "fp32"}, "base_type bf16", id="other base logits"),
+    ],
+)
+def test_a_plan_that_cannot_take_greedy_batches_over(options: dict[str, Any], named: str) -> None:
+    head = markov()
+    plan = plan_residency(head, hopper(3), batch=2, steps=8, sampled=True)
+    other = plan_residency(head, hopper(3), **{"batch": 2, "steps": 8, **options})
+    with pytest.raises(PlanError, match=f"greedy_plan: wanted .*{named}"):
+        Walker(head, plan, backend=EMULATOR, greedy_plan=other)
+
+
+def test_a_greedy_plan_beside_a_greedy_one() -> None:
+    head = markov()
+    plan = plan_residency(head, hopper(3), batch=2, steps=8)
+    with pytest.raises(PlanError, match="greedy_plan: wanted none beside a plan"):
+        Walker(head, plan, backend=EMULATOR, greedy_plan=plan)
+
+
+def test_tokens_are_the_same_with_a_greedy_plan() -> None:
+    head = markov()
+    plan, greedy = (
+        plan_residency(head, hopper(3), batch=2, steps=8, sampled=sampled)
+        for sampled in (True, False)
+    )
+    base, anchor = base_logits(head, batch=2, steps=4, seed=1), anchors(head, 2, 1)
+    for temperatures in (torch.zeros(2), torch.tensor([0.0, 0.9])):
+        tokens = [
+            Walker(head, plan, backend=EMULATOR, greedy_plan=beside)(
+                base,
+                anchor,
+                temperatures=temperatures,
+                noise=Noise(key=5, offset=torch.zeros(1, dtype=torch.int64)),
+            )
+            for beside in (None, greedy)
+        ]
+        assert torch.equal(*tokens)

@@ -69,13 +69,13 @@ INT8_CHOICES = {
     ),
     # So do exact logits.
     "greedy, exact": (
-        Choice("wgmma", 8, 37, 0, 4, (208, 88), 2),
-        Choice("mma", 4, 38, 4, 4, (216, 72)),
-        Choice("mma", 2, 42, 4, 5, (216, 72)),
-        Choice("mma", 1, 43, 6, 5, (216, 72)),
+        Choice("wgmma", 8, 35, 0, 4, (200, 104), 2),
+        Choice("mma", 4, 36, 4, 4, (216, 72)),
+        Choice("mma", 2, 39, 4, 5, (216, 72)),
+        Choice("mma", 1, 40, 4, 5, (216, 72)),
     ),
-    "greedy, exact, groups": (Choice("wgmma", 8, 35, 0, 4, (208, 88), 2),),
-    "greedy, exact, gated": (Choice("mma", 1, 39, 6, 5, (208, 88)),),
+    "greedy, exact, groups": (Choice("wgmma", 8, 33, 0, 4, (200, 104), 2),),
+    "greedy, exact, gated": (Choice("mma", 1, 36, 6, 5, (208, 88)),),
     "greedy, exact, state": (
         Choice("mma", 2, 36, 4, 5, (208, 88)),
         Choice("mma", 1, 36, 6, 5, (208, 88)),
@@ -87,7 +87,7 @@ INT8_CHOICES = {
         Choice("mma", 1, 32, 4, 5, (208, 88)),
     ),
     "greedy, exact, streaming": (
-        Choice("wgmma", 8, 36, 0, 4, (208, 88), 2),
+        Choice("wgmma", 8, 34, 0, 4, (200, 104), 2),
         Choice("mma", 4, 37, 4, 4, (216, 72)),
         Choice("mma", 2, 36, 4, 8, (216, 72)),
         Choice("mma", 1, 37, 4, 5, (216, 72)),

@@ -110,6 +110,7 @@ class WalkArgs(ctypes.Structure):
         ("num_requests", ctypes.c_int32),
         ("num_steps", ctypes.c_int32),
         ("timeout_us", ctypes.c_uint32),
+        ("turn", ctypes.c_uint32),
         ("exact", ctypes.c_void_p),
         ("exact_slots", ctypes.c_void_p),
     ]

@@ -15,6 +15,7 @@ from wts.plan import ResidencyPlan
 from wts.weights import DTYPE_OF, weights_of
 
 __all__ = [
+    "check_beside",
     "check_exact",
     "check_hidden",
     "check_inputs",
@@ -298,6 +299,32 @@ def check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
         )
     if plan.exact:
         check_exact_weights(head)
+
+
+def check_beside(plan: ResidencyPlan, greedy: ResidencyPlan) -> None:
+    """Refuse (PlanError) a greedy plan that cannot take over the greedy batches of another."""
+    if not plan.sampled:
+        raise PlanError.mismatch(
+            "greedy_plan",
+            wanted="none beside a plan whose rows are all greedy",
+            found="one",
+            fix="leave it out, or plan with sampled=True",
+        )
+
+    def of(one: ResidencyPlan) -> str:
+        names = ("exact", "weights", "base_type", "arch")
+        return ", ".join(f"{name} {getattr(one, name)}" for name in names)
+
+    short = greedy.batch < plan.batch or greedy.steps < plan.steps
+    if greedy.sampled or short or of(greedy) != of(plan):
+        raise PlanError.mismatch(
+            "greedy_plan",
+            wanted=f"at least {plan.batch} requests and {plan.steps} steps, none sampled, "
+            f"{of(plan)}",
+            found=f"{greedy.batch} requests and {greedy.steps} steps, "
+            f"{'some' if greedy.sampled else 'none'} sampled, {of(greedy)}",
+            fix="make it with the arguments of the other plan, but without sampled=True",
+        )
 
 
 def check_exact(plan: ResidencyPlan, exact: bool | None) -> None:

@@ -6,6 +6,7 @@ import ctypes
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from enum import IntEnum
 from typing import Any, cast
 
 import torch
@@ -18,7 +19,14 @@ from wts.noise import Noise
 from wts.pack import PackedHead, pack_head
 from wts.plan import EXACT_SOURCE_WORDS, ResidencyPlan
 
-__all__ = ["FIRST_SEQUENCE", "DeviceWalk", "cuda_device", "driver_call", "multiply_hidden"]
+__all__ = [
+    "FIRST_SEQUENCE",
+    "DeviceWalk",
+    "Turn",
+    "cuda_device",
+    "driver_call",
+    "multiply_hidden",
+]
 
 logger = logging.getLogger("wts")
 
@@ -74,6 +82,14 @@ def multiply_hidden(
     torch.mm(hidden, weight.T, out_dtype=torch.float32, out=out)
     if bias is not None:
         out.add_(bias)
+
+
+class Turn(IntEnum):
+    """Which batches a launch walks; `enum class Turn` of csrc/rounds.cuh."""
+
+    ALWAYS = 0
+    ALL_GREEDY = 1
+    ANY_SAMPLED = 2
 
 
 class DeviceWalk:
@@ -178,10 +194,16 @@ class DeviceWalk:
             )
 
     @property
-    def memory_bytes(self) -> int:
+    def workspace_bytes(self) -> int:
+        """Bytes held beside the packed weights."""
         workspace = [self.slots, self.status, self._cleared]
         workspace += [self.state_slots, self.part, self._hidden, self.source, self.exact_slots]
-        return self.packed.memory_bytes + sum(tensor.nbytes for tensor in workspace)
+        return sum(tensor.nbytes for tensor in workspace)
+
+    def part_for(self, other: DeviceWalk) -> torch.Tensor | None:
+        """What this launch has made of hidden states, if another plan's can take it."""
+        shared = not self.plan.hidden_inside and not other.plan.hidden_inside
+        return self.part if shared and self.plan.part == other.plan.part > 0 else None
 
     def launch(
         self,
@@ -194,14 +216,22 @@ class DeviceWalk:
         noise: Noise | None = None,
         logits_out: torch.Tensor | None = None,
         trace: torch.Tensor | None = None,
+        turn: Turn = Turn.ALWAYS,
+        part: torch.Tensor | None = None,
     ) -> None:
-        """Launch one walk on the current stream."""
+        """Launch one walk on the current stream.
+
+        Args:
+            turn: which batches it walks; of others it leaves everything as it is.
+            part: what hidden states add to inner sums, where another plan's launch of the same
+                call has made it; made here otherwise.
+        """
         from cuda.bindings import driver
 
         packed = self.packed
         mapping = packed.draft_to_target
-        if hidden is not None:
-            hidden = self._prepare_hidden(hidden)
+        if hidden is not None and part is None:
+            hidden, part = self._prepare_hidden(hidden), self.part
         cell = packed.cell
         bias = None if cell is None else cell.hidden_bias
         state_weight = cell.state_weight if isinstance(cell, RnnCell | DominoCell) else None
@@ -223,7 +253,9 @@ class DeviceWalk:
             logits_out=None if logits_out is None else logits_out.data_ptr(),
             logits_request_stride=0 if logits_out is None else logits_out.stride(0),
             logits_step_stride=0 if logits_out is None else logits_out.stride(1),
-            hidden_part=None if hidden is None else self.part.data_ptr(),
+            hidden_part=None
+            if hidden is None
+            else (self.part if part is None else part).data_ptr(),
             hidden=None if hidden is None else hidden.data_ptr(),
             hidden_request_stride=0 if hidden is None else hidden.stride(0),
             hidden_step_stride=0 if hidden is None else hidden.stride(1),
@@ -238,6 +270,7 @@ class DeviceWalk:
             num_requests=base_logits.shape[0],
             num_steps=base_logits.shape[1],
             timeout_us=self.timeout_us,
+            turn=turn,
             exact=self.source.data_ptr(),
             exact_slots=self.exact_slots.data_ptr(),
         )

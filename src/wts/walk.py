@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal, cast
 
 import torch
@@ -13,6 +14,7 @@ from wts.cells import AnyHead
 from wts.emulator import Emulator
 from wts.errors import CompileError, DeviceError, InputError
 from wts.inputs import (
+    check_beside,
     check_exact,
     check_hidden,
     check_inputs,
@@ -21,7 +23,7 @@ from wts.inputs import (
     check_sampling,
     check_shapes,
 )
-from wts.launch import DeviceWalk, cuda_device
+from wts.launch import DeviceWalk, Turn, cuda_device
 from wts.noise import Noise
 from wts.pack import PackedHead, pack_head
 from wts.plan import ResidencyPlan
@@ -80,6 +82,10 @@ class Walker:
             together with `refresh`, on the stream of the walks.
         sharing: Walkers of this very head, on the same backend and device, whose packed weights
             this one uses where it can: `walkers.WalkerSet` makes and refreshes such Walkers.
+        greedy_plan: beside a plan with sampled=True, a greedy one for the same walks. A call then
+            launches two kernels, one of which leaves at once, by the temperatures that it reads:
+            batches without a sampled row walk under the greedy plan, which is faster, in the same
+            captured graph. Tokens are the same without it; other backends need none.
 
     Raises:
         HeadError: what is no head.
@@ -100,6 +106,7 @@ class Walker:
         timeout_ms: int = 2000,
         exact: bool | None = None,
         sharing: Sequence[Walker] = (),
+        greedy_plan: ResidencyPlan | None = None,
     ) -> None:
         if backend not in ("auto", "device", "emulator", "reference"):
             raise InputError(
@@ -114,6 +121,9 @@ class Walker:
             )
         check_plan(head, plan)
         check_exact(plan, exact)
+        if greedy_plan is not None:
+            check_plan(head, greedy_plan)
+            check_beside(plan, greedy_plan)
         _check_sharing(head, sharing)
         self._shares = bool(sharing)
         for other in sharing:
@@ -122,16 +132,21 @@ class Walker:
         self.plan = plan
         self.backend: Backend
         self._device_walk: DeviceWalk | None = None
+        self._greedy_walk: DeviceWalk | None = None
         self._emulator: Emulator | None = None
         self._reference: AnyHead | None = None
         self._clamped = 0
         if backend in ("auto", "device"):
             try:
-                self._device_walk = DeviceWalk(
-                    head, plan, cuda_device(device), timeout_ms, done=_packed_of(sharing)
-                )
+                done = _packed_of(sharing)
+                walk = DeviceWalk(head, plan, cuda_device(device), timeout_ms, done=done)
+                if greedy_plan is not None:
+                    self._greedy_walk = DeviceWalk(
+                        head, greedy_plan, walk.device, timeout_ms, done=[*done, walk.packed]
+                    )
+                self._device_walk = walk
                 self.backend = "device"
-                self.plan = self._device_walk.plan
+                self.plan = walk.plan
                 if self.plan.loses:
                     logger.warning(
                         "wts: plan %s reads %.1f times the projection from L2 a step, for which "
@@ -200,15 +215,20 @@ class Walker:
             batch, steps, _ = base_logits.shape
             if out is None:
                 out = torch.empty(batch, steps, dtype=torch.int64, device=base_logits.device)
-            self._device_walk.launch(
-                base_logits,
-                anchor,
-                out,
+            beside = self._greedy_walk
+            launch = partial(
+                DeviceWalk.launch,
+                base_logits=base_logits,
+                anchor=anchor,
+                tokens=out,
                 hidden=hidden,
                 temperatures=temperatures,
                 noise=noise,
-                logits_out=logits_out,
             )
+            turn = Turn.ALWAYS if beside is None else Turn.ANY_SAMPLED
+            launch(self._device_walk, logits_out=logits_out, turn=turn)
+            if beside is not None:
+                launch(beside, turn=Turn.ALL_GREEDY, part=self._device_walk.part_for(beside))
             return out
         if self._emulator is not None:
             tokens, clamped = self._emulator.walk(
@@ -278,6 +298,12 @@ class Walker:
             packed = pack_head(head, self.plan, device, into=packed, done=_packed_of(done))
             if self._device_walk is not None:
                 self._device_walk.take(packed)
+                if self._greedy_walk is not None:
+                    beside = self._greedy_walk
+                    fresh = [*_packed_of(done), packed]
+                    beside.take(
+                        pack_head(head, beside.plan, device, into=beside.packed, done=fresh)
+                    )
             else:
                 self._emulator = Emulator(plan=self.plan, packed=packed)
         self.head = head
@@ -289,6 +315,18 @@ class Walker:
             return self._device_walk.packed
         return None if self._emulator is None else self._emulator.packed
 
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes held beside packed weights; none but on the device."""
+        return sum(walk.workspace_bytes for walk in self._walks)
+
+    @property
+    def packs(self) -> list[PackedHead]:
+        """All packed weights, which may share tensors: `packed`, and the greedy plan's."""
+        if self._device_walk is not None:
+            return [walk.packed for walk in self._walks]
+        return [] if self._emulator is None else [self._emulator.packed]
+
     def check(self) -> None:
         """Wait for the walks so far and raise if one was given up.
 
@@ -296,24 +334,29 @@ class Walker:
             WalkTimeout: says which block waited for which, and at which step. The workspace is
                 cleared, so the next walk starts afresh.
         """
-        if self._device_walk is not None:
-            self._device_walk.check()
+        for walk in self._walks:
+            walk.check()
 
     def report(self) -> WalkReport:
         """Wait for the walks so far and say what they noticed."""
-        if self._device_walk is not None:
-            # Counted in 32 bits without a sign, which torch reads with one.
-            clamped, steps, rows = (n & 0xFFFFFFFF for n in self._device_walk.read_status()[4:7])
-            return WalkReport(clamped_anchors=clamped, rescored_steps=steps, rescored_rows=rows)
-        return WalkReport(clamped_anchors=self._clamped)
+        if self._device_walk is None:
+            return WalkReport(clamped_anchors=self._clamped)
+        counters = [walk.read_status()[4:7] for walk in self._walks]
+        # Counted in 32 bits without a sign, which torch reads with one.
+        clamped, steps, rows = (sum(n) & 0xFFFFFFFF for n in zip(*counters, strict=True))
+        return WalkReport(clamped_anchors=clamped, rescored_steps=steps, rescored_rows=rows)
+
+    @property
+    def _walks(self) -> list[DeviceWalk]:
+        """The kernels that a call launches; none but on the device."""
+        return [walk for walk in (self._device_walk, self._greedy_walk) if walk is not None]
 
     @property
     def memory_bytes(self) -> int:
         """Bytes this Walker holds beyond the head it was given."""
-        if self._device_walk is not None:
-            return self._device_walk.memory_bytes
-        if self._emulator is not None:
-            return self._emulator.packed.memory_bytes
+        if self.packs:
+            tensors = {id(t): t.nbytes for one in self.packs for t in one.tensors}
+            return sum(tensors.values()) + self.workspace_bytes
         assert self._reference is not None
         return sum(weight.nbytes for weight in weights_of(self._reference).values())
 
@@ -332,4 +375,4 @@ def _check_sharing(head: AnyHead, sharing: Sequence[Walker]) -> None:
 
 
 def _packed_of(walkers: Sequence[Walker]) -> list[PackedHead]:
-    return [walker.packed for walker in walkers if walker.packed is not None]
+    return [packed for walker in walkers for packed in walker.packs]

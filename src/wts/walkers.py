@@ -6,11 +6,12 @@ for few requests have one, those for warpgroups another.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
 
 from wts.cells import AnyHead
 from wts.device import GpuSpec
-from wts.errors import InputError, WalkTimeout
+from wts.errors import InputError, PlanError, WalkTimeout
 from wts.numbers import NumberType, WeightType
 from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
@@ -30,7 +31,8 @@ class WalkerSet:
         base_type: number type of the base logits.
         weights: what the rows of the projection are kept as, "int8" or "bf16".
         exact: whether walks are exact (docs/exact.md).
-        sampled: whether rows may have a temperature above 0.
+        sampled: whether rows may have a temperature above 0. On the device batches without such a
+            row then walk under greedy plans, where there are some: see `Walker`, `greedy_plan`.
         backend: of the Walkers.
         timeout_ms: of the Walkers.
 
@@ -58,19 +60,26 @@ class WalkerSet:
                 "batches", wanted="at least one", found="none", fix="name the batches to walk"
             )
         self._walkers: list[Walker] = []
+        plan_of = partial(
+            plan_residency,
+            head,
+            gpu,
+            steps=steps,
+            base_type=base_type,
+            weights=weights,
+            exact=exact,
+        )
         for batch in sorted(set(batches)):
-            plan = plan_residency(
-                head,
-                gpu,
-                batch=batch,
-                steps=steps,
-                sampled=sampled,
-                base_type=base_type,
-                weights=weights,
-                exact=exact,
-            )
+            plan = plan_of(batch=batch, sampled=sampled)
             self._walkers.append(
-                Walker(head, plan, backend=backend, timeout_ms=timeout_ms, sharing=self._walkers)
+                Walker(
+                    head,
+                    plan,
+                    backend=backend,
+                    timeout_ms=timeout_ms,
+                    sharing=self._walkers,
+                    greedy_plan=_plan_or_none(plan_of, batch) if sampled else None,
+                )
             )
 
     def for_batch(self, batch: int) -> Walker:
@@ -97,16 +106,11 @@ class WalkerSet:
     @property
     def memory_bytes(self) -> int:
         """Bytes held beyond the head; what several Walkers share counts once."""
-        packed = [walker.packed for walker in self._walkers]
-        if any(one is None for one in packed):
+        if not self._walkers[0].packs:
             return sum(walker.memory_bytes for walker in self._walkers)
-        tensors = {id(t): t.nbytes for one in packed if one is not None for t in one.tensors}
-        beside = sum(
-            walker.memory_bytes - one.memory_bytes
-            for walker, one in zip(self._walkers, packed, strict=True)
-            if one is not None
-        )
-        return sum(tensors.values()) + beside
+        packs = [one for walker in self._walkers for one in walker.packs]
+        tensors = {id(t): t.nbytes for one in packs for t in one.tensors}
+        return sum(tensors.values()) + sum(walker.workspace_bytes for walker in self._walkers)
 
     def refresh(self, head: AnyHead) -> None:
         """Take changed weights in place, each packed once; see `Walker.refresh`."""
@@ -128,3 +132,11 @@ class WalkerSet:
                 errors.append(error)
         if errors:
             raise errors[0]
+
+
+def _plan_or_none(plan_of: Callable[..., ResidencyPlan], batch: int) -> ResidencyPlan | None:
+    """A greedy plan of the batch, if one can be made."""
+    try:
+        return plan_of(batch=batch, sampled=False)
+    except PlanError:
+        return None

@@ -316,9 +316,13 @@ class TestGraphs:
         assert chi_square(counts, torch.full((16,), 1 / 16)) < CHI_SQUARE_LIMIT[15]
         walker.check()
 
-    def test_each_replay_reads_temperatures_base_and_offset_anew(self) -> None:
+    @pytest.mark.parametrize("beside", [False, True])
+    def test_each_replay_reads_temperatures_base_and_offset_anew(self, beside: bool) -> None:
         head = random_head(1001)
         walker = walker_of("device", head, batch=4, sampled=True)
+        if beside:  # two kernels in the graph, one of which leaves
+            greedy_plan = walker_of("device", head, batch=4).plan
+            walker = Walker(head, walker.plan, backend="device", greedy_plan=greedy_plan)
         base = torch.zeros(4, 5, 1001, dtype=BF16, device="cuda")
         temperatures = torch.zeros(4, device="cuda")
         noise = Noise(key=7, offset=torch.zeros(1, dtype=torch.int64, device="cuda"))
@@ -326,6 +330,8 @@ class TestGraphs:
         for seed in range(10):
             new_base = base_logits(head, batch=4, steps=5, seed=seed)
             new_temperatures = [MIXED[(seed + row) % len(MIXED)] for row in range(4)]
+            if seed % 3 == 0:
+                new_temperatures = [0.0, -1.0, math.nan, 0.0]
             base.copy_(new_base)
             temperatures.copy_(torch.tensor(new_temperatures))
             noise.offset.fill_(31 * seed)

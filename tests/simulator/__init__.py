@@ -6,10 +6,16 @@ and every index are the device's; only the instructions in ptx.cuh are imitated.
 
 from __future__ import annotations
 
+import atexit
 import ctypes
+import fcntl
+import hashlib
+import os
 import shutil
 import subprocess
 import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -18,6 +24,7 @@ import torch
 from wts.cells import AnyHead
 from wts.compile import WalkArgs
 from wts.heads import DTYPE_OF
+from wts.launch import Turn
 from wts.noise import Noise
 from wts.pack import pack_head
 from wts.plan import ResidencyPlan
@@ -25,6 +32,7 @@ from wts.plan import ResidencyPlan
 HERE = Path(__file__).parent
 CSRC = Path(__file__).parents[2] / "src" / "wts" / "csrc"
 FIRST_SEQUENCE = 2
+BUILDS = "WTS_SIMULATOR_BUILDS"  # where a run's workers keep what they have built
 GUARD = 64  # unregistered bytes around every tensor
 
 
@@ -32,34 +40,71 @@ class _Range(ctypes.Structure):
     _fields_ = [("first", ctypes.c_void_p), ("bytes", ctypes.c_int64)]
 
 
+FLAGS = ("-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-w", "-U_FORTIFY_SOURCE")
+
+
+def _compile(arguments: Sequence[str | Path], target: Path) -> Path:
+    """Compile one file, whole once it is there."""
+    begun = target.with_name(f"{target.name}.{os.getpid()}")
+    subprocess.run(["g++", *FLAGS, *map(str, arguments), "-o", str(begun)], check=True)
+    return begun.replace(target)
+
+
+@contextmanager
+def _alone(name: str) -> Iterator[Path]:
+    """A folder that workers of one run share; nobody else builds what has this name meanwhile."""
+    folder = Path(os.environ.get(BUILDS) or _own_builds())
+    with (folder / f"{name}.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        yield folder
+
+
+@cache
+def _own_builds() -> str:
+    """A folder for builds where nobody has given one; removed with the process."""
+    folder = tempfile.mkdtemp(prefix="wts-simulator-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    return folder
+
+
+@cache
+def _machine() -> Path:
+    """What all plans have in common, compiled once a run: a folder with header and object."""
+    with _alone("machine") as folder:
+        machine = folder / "machine"
+        if not (machine / "machine.o").exists():
+            machine.mkdir(exist_ok=True)
+            shutil.copy(HERE / "machine.h", machine)
+            _compile(["-x", "c++-header", HERE / "machine.h"], machine / "machine.h.gch")
+            _compile(["-I", machine, "-c", HERE / "machine.cpp"], machine / "machine.o")
+        return machine
+
+
 @cache
 def _build(header: str, change: tuple[str, str] | None) -> ctypes.CDLL:
-    """Compile the kernel for a plan's header; kept for the session.
+    """Compile the kernel for a plan's header; kept for the run.
 
     A change is a text of one of its files, and what to put there: for tests of tests.
     """
-    folder = Path(tempfile.mkdtemp(prefix="wts-simulator-"))
     sources = {source.name: source.read_text() for source in CSRC.iterdir() if source.is_file()}
     if change is not None:
         assert sum(text.count(change[0]) for text in sources.values()) == 1, change
         sources = {name: text.replace(*change) for name, text in sources.items()}
-    for name, text in sources.items():
-        (folder / name).write_text(text)
-    for name in ("ptx.cuh", "simulate.cpp"):
-        shutil.copy(HERE / name, folder)
-    (folder / "plan_constants.h").write_text(header)
-    library = folder / "simulate.so"
-    subprocess.run(
-        [
-            *("g++", "-std=c++17", "-O1", "-ffp-contract=off", "-fPIC", "-shared", "-w"),
-            *("-Wno-unknown-pragmas", f"-DWTS_ARGS_BYTES={ctypes.sizeof(WalkArgs)}"),
-            *("-I", str(folder), str(folder / "simulate.cpp"), "-o", str(library)),
-        ],
-        check=True,
-    )
-    loaded = ctypes.CDLL(str(library))
-    shutil.rmtree(folder)  # the library stays mapped
-    return loaded
+    sources |= {name: (HERE / name).read_text() for name in ("ptx.cuh", "simulate.cpp")}
+    sources["plan_constants.h"] = header
+    machine = _machine()
+    name = hashlib.sha256(repr(sorted(sources.items())).encode()).hexdigest()
+    with _alone(name) as folder:
+        library = folder / f"{name}.so"
+        if not library.exists():
+            with tempfile.TemporaryDirectory(dir=folder) as place:
+                for file, text in sources.items():
+                    Path(place, file).write_text(text)
+                size = f"-DWTS_ARGS_BYTES={ctypes.sizeof(WalkArgs)}"
+                includes = ("-include", "machine.h", "-I", place, "-I", machine)
+                parts = (Path(place, "simulate.cpp"), machine / "machine.o")
+                _compile(["-shared", *includes, size, *parts], library)
+        return ctypes.CDLL(str(library))
 
 
 class Simulator:
@@ -115,8 +160,9 @@ class Simulator:
         absent: int = 0,
         timeout_us: int = 1_000_000,
         most_turns: int = 400_000,
+        turn: Turn = Turn.ALWAYS,
     ) -> torch.Tensor:
-        """Walk; raises RuntimeError on a bad access or a hang."""
+        """Walk; raises RuntimeError on a bad access or a hang. Tokens are -1 if it stood aside."""
         batch, steps, _ = base.shape
         tokens = torch.full((batch, steps), -1, dtype=torch.int64)
         unquantised = self.packed.exact
@@ -155,6 +201,7 @@ class Simulator:
             num_requests=batch,
             num_steps=steps,
             timeout_us=timeout_us,
+            turn=turn,
         )
         # What the kernel finds by addresses in memory.
         found = {} if unquantised is None else {"": unquantised.projection, " ": unquantised.table}

@@ -54,7 +54,7 @@ __device__ __forceinline__ int least_key(int key, float scale, float margin) {
 struct ExactWarp : LatentWarp {
   static constexpr int TURNS = (plan::RANK + 255) / 256;  // of eight elements a lane
   // Rows whose exact logits are computed together, each for the lanes of its share of the warp.
-  static constexpr int AT_ONCE = TURNS > 1 ? 2 : 4, SHARE = 32 / AT_ONCE;
+  static constexpr int AT_ONCE = 2, SHARE = 32 / AT_ONCE;
   __device__ __forceinline__ static int share() { return lane_index() / SHARE; }
 
   // The best exact logit that a lane has seen: the largest key, then the lowest token.
@@ -77,15 +77,39 @@ struct ExactWarp : LatentWarp {
     }
   };
 
-  // The code of a block's word: undecided where another row is too close to the best one, or its bound says
-  // nothing. A lane has one of the candidates of its column.
-  __device__ __forceinline__ u32 code_of(int round, int column, int mine, int best) const {
-    const int request = this->request(round_group(round), column);
-    const float scale = shared.row_scale[compact_row(static_cast<u32>(best))];
-    const int least = least_key(best, scale, shared.margin[request]);
-    const bool rival = mine != best && key_part(mine) >= least;
-    const bool open = __any_sync(0xffffffffu, rival) || !bounded(best);
-    return open && request < args.num_requests ? UNDECIDED : __float_as_uint(scale) & CODE_MASK;
+  // The block's best row of a column, in all lanes, with the code of its word in the lane that has it: whether
+  // another row is too close to it, or its bound says nothing. What one's own candidate has at least is
+  // found while lanes agree on the best one.
+  __device__ __forceinline__ int block_best(int round, int column, bool& mine_is_best,
+                                            u32& code) const {
+    const int lane = lane_index(), request = this->request(round_group(round), column);
+    const int* candidates = shared.candidate_key[candidate_slot(round)][column];
+    const float margin = shared.margin[request];
+    const int mine = lane < plan::SWEEP_WARPS ? candidates[lane] : NEVER;
+    const int best = warp_max(mine);
+    const float scale =
+        shared.row_scale[min(compact_row(static_cast<u32>(mine)), plan::ROWS - 1)];
+    const int least = least_key(mine, scale, margin);
+    mine_is_best = mine == best && lane < plan::SWEEP_WARPS;
+    const int warp = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, mine_is_best))) - 1;
+    int rival = mine_is_best ? NEVER : mine;
+    if constexpr (plan::LANE_SLOTS > 0) {
+      // Rows of other warps stand behind those warps' best.
+      const int2 kept = lane_candidates(shared, round, warp)[lane];
+      const int other = kept.x == best ? kept.y : kept.x;
+      if (of_column(lane, column)) rival = max(rival, other);
+    } else if (lane < 2 * plan::SWEEP_WARPS) {
+      rival = max(rival, candidates[plan::SWEEP_WARPS + lane]);
+    }
+    const bool close = key_part(rival) >= __shfl_sync(0xffffffffu, least, warp);
+    const bool open = __any_sync(0xffffffffu, close) || !bounded(best);
+    code = open && request < args.num_requests ? UNDECIDED : __float_as_uint(scale) & CODE_MASK;
+    return best;
+  }
+
+  // Whether a lane of a warp that multiplies alone holds rows of a column's request.
+  __device__ __forceinline__ static bool of_column(int lane, int column) {
+    return (lane & 3) % BLOCK_REQUESTS == column;
   }
 
   // Whether a bound says anything; of NaN it does not.
@@ -97,6 +121,20 @@ struct ExactWarp : LatentWarp {
   __device__ __forceinline__ int least_of(ExchangeWord word, float margin) const {
     const u32 code = min(word_code(word), static_cast<u32>(plan::SCALE_LIMITS - 1));
     return least_key(word_key(word), shared.scale_limit[code], margin);
+  }
+
+  // The most that any word's row has for certain.
+  __device__ __forceinline__ int least_of_bounded(const Gathered& gathered, int round,
+                                                  int column) const {
+    const float margin = shared.margin[request(round_group(round), column)];
+    int least = NEVER;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i) {
+      const ExchangeWord word = gathered.words[i];
+      if (word_key(word) != NEVER && bounded(word_key(word)))
+        least = max(least, least_of(word, margin));
+    }
+    return warp_max(least);
   }
 
   // Asks L2 for a row's exact weights.
@@ -204,9 +242,9 @@ struct ExactWarp : LatentWarp {
   }
 
   // Finds this block's best row by exact logits, among those whose bound is not below `least`, and
-  // publishes it. A sweeping warp offers two rows, and how good a third may be. Where that may have won, too,
-  // its lanes' two best are looked at (all rows of a lane, if both may have won) or, of warpgroups, all its
-  // rows computed.
+  // publishes it. Of a sweeping warp that multiplies alone, its lanes' two best are looked at (all rows of a
+  // lane, if both may have won). Others offer two rows, and how good a third may be: where that may have won,
+  // too, all of the warp's rows are computed.
   __device__ __forceinline__ void publish_exact(int round, int column, int least) const {
     const int lane = lane_index(), first = static_cast<int>(blockIdx.x) * plan::ROWS;
     const auto is_close = [&](int candidate) { return candidate != NEVER && key_part(candidate) >= least; };
@@ -220,9 +258,11 @@ struct ExactWarp : LatentWarp {
                           shared.margin[request(round_group(round), column)]);
     least = max(least, warp_max(certain));
     const u32 close = __ballot_sync(0xffffffffu, is_close(candidate));
-    const u32 crowded = close >> (2 * plan::SWEEP_WARPS);
-    const u32 offered =
-        close & ~(crowded << plan::SWEEP_WARPS | crowded) & ((1u << 2 * plan::SWEEP_WARPS) - 1);
+    // Warps whose lanes' candidates are looked at, or all rows; and what else warps have offered.
+    const u32 crowded = plan::LANE_SLOTS > 0 ? close : close >> (2 * plan::SWEEP_WARPS);
+    const u32 offered = plan::LANE_SLOTS > 0 ? 0
+                                             : close & ~(crowded << plan::SWEEP_WARPS | crowded) &
+                                                   ((1u << 2 * plan::SWEEP_WARPS) - 1);
     Found best;
     u32 computed = 0;
     // What warps offered, then one crowded warp after the other.
@@ -235,10 +275,10 @@ struct ExactWarp : LatentWarp {
         single = 0;
         others = WARP_ROWS;
         if constexpr (plan::LANE_SLOTS > 0) {
-          const int* kept = lane_candidates(shared, round, warp);
-          const bool mine = (lane & 3) % BLOCK_REQUESTS == column;
-          value = kept[lane];
-          deep = __ballot_sync(0xffffffffu, mine && is_close(kept[32 + lane]));
+          const int2 kept = lane_candidates(shared, round, warp)[lane];
+          const bool mine = of_column(lane, column);
+          value = kept.x;
+          deep = __ballot_sync(0xffffffffu, mine && is_close(kept.y));
           single = __ballot_sync(0xffffffffu, mine && is_close(value)) & ~deep;
           others = __popc(deep) * LANE_ROWS;
         }
@@ -293,44 +333,57 @@ struct ExactWarp : LatentWarp {
                  min(block * plan::ROWS + static_cast<int>(low & 0xffffu), plan::VOCAB - 1));
   }
 
-  // The token that all blocks' words of a column agree on.
-  __device__ __forceinline__ int settle_exactly(const Gathered& gathered, int round, int column) const {
-    const int request = this->request(round_group(round), column);
-    const float margin = shared.margin[request];
-    ExchangeWord mine;
-    const int first = static_cast<int>(gathered.best_block(mine));
-    const ExchangeWord word =
-        static_cast<u32>(__shfl_sync(0xffffffffu, static_cast<int>(mine), lane_of(first)));
-    const int bound = least_of(word, margin);
-    bool rival = false;
-#pragma unroll
-    for (int i = 0; i < BLOCKS_PER_LANE; ++i)
-      rival |= word_key(gathered.words[i]) >= bound && block_of(lane_index(), i) != first;
-    const bool decided = word_code(word) != UNDECIDED && !__any_sync(0xffffffffu, rival);
-    if (decided || request >= args.num_requests) return Gathered::token_of(word, first);
-    return rescore(gathered, margin, round, column);
+  // What blocks' words say of a column: the best bound's token, which is the winner unless another may have
+  // won as well.
+  struct Verdict {
+    int token;
+    int lane;  // that has its word
+    ExchangeWord word;
+  };
+
+  __device__ __forceinline__ static Verdict likely(const Gathered& gathered) {
+    u32 block;
+    const ExchangeWord mine = gathered.best_of_lane(block);
+    const u32 first = Gathered::best_block(mine, block);
+    Verdict verdict;
+    verdict.lane = lane_of(static_cast<int>(first));
+    verdict.word =
+        static_cast<u32>(__shfl_sync(0xffffffffu, static_cast<int>(mine), verdict.lane));
+    verdict.token = Gathered::token_of(verdict.word, static_cast<int>(first));
+    return verdict;
   }
 
-  // The same where several may have won. Through shared memory and rolled up, because registers are few.
-  __device__ __forceinline__ int rescore(const Gathered& gathered, float margin, int round,
+  // What the likely winner has at least: a key.
+  __device__ __forceinline__ int bound_of(const Verdict& verdict, int round, int column) const {
+    return least_of(verdict.word, shared.margin[request(round_group(round), column)]);
+  }
+
+  // Whether it is the winner: its block is sure, and no other word is above its bound.
+  __device__ __forceinline__ bool decided(const Gathered& gathered, const Verdict& verdict, int round,
+                                          int column) const {
+    const int bound = bound_of(verdict, round, column);
+    int above = lane_index() == verdict.lane ? -1 : 0;
+#pragma unroll
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i) above += word_key(gathered.words[i]) >= bound;
+    const bool open = __any_sync(0xffffffffu, above > 0) || word_code(verdict.word) == UNDECIDED;
+    return !open || request(round_group(round), column) >= args.num_requests;
+  }
+
+  // The winner where several may have won. Through shared memory and rolled up, because registers are few.
+  __device__ __forceinline__ int rescore(const Gathered& gathered, const Verdict& verdict, int round,
                                          int column) const {
     const int lane = lane_index();
     u32* list = shared.race[service()];
-    int least = NEVER;
-#pragma unroll
-    for (int i = 0; i < BLOCKS_PER_LANE; ++i) {
-      const ExchangeWord word = gathered.words[i];
-      if (word_key(word) != NEVER && bounded(word_key(word)))
-        least = max(least, least_of(word, margin));
-    }
-    least = warp_max(least);
+    // Of a bound that says nothing, all words contend that may.
+    const int bound = bounded(word_key(verdict.word)) ? bound_of(verdict, round, column)
+                                                      : least_of_bounded(gathered, round, column);
     int contenders = 0, undecided_ones = 0;
     bool own = false;
 #pragma unroll
     for (int i = 0; i < BLOCKS_PER_LANE; ++i) {
       const ExchangeWord word = gathered.words[i];
       const int block = block_of(lane, i);
-      const bool in = block < plan::NUM_BLOCKS && word_key(word) >= least;
+      const bool in = block < plan::NUM_BLOCKS && word_key(word) >= bound;
       const bool undecided = in && word_code(word) == UNDECIDED;
       const u32 lanes = __ballot_sync(0xffffffffu, in);
       if (in)
@@ -342,7 +395,7 @@ struct ExactWarp : LatentWarp {
       undecided_ones += __popc(__ballot_sync(0xffffffffu, undecided));
     }
     __syncwarp();
-    if (__any_sync(0xffffffffu, own)) publish_exact(round, column, least);
+    if (__any_sync(0xffffffffu, own)) publish_exact(round, column, bound);
     Found best;
 #pragma unroll 1
     for (int at = 0; at < contenders && undecided_ones < contenders; at += AT_ONCE) {

@@ -134,11 +134,11 @@ struct Gathered {
     return min(max(block * plan::ROWS + word_row(word), 0), plan::VOCAB - 1);
   }
 
-  // The block all agree on: of the largest key, then the lowest; and this lane's best word.
-  __device__ __forceinline__ u32 best_block(ExchangeWord& mine) const {
+  // This lane's best word, and its block.
+  __device__ __forceinline__ ExchangeWord best_of_lane(u32& block) const {
     const int lane = lane_index();
-    mine = words[0];
-    u32 block = static_cast<u32>(block_of(lane, 0));
+    ExchangeWord mine = words[0];
+    block = static_cast<u32>(block_of(lane, 0));
 #pragma unroll
     for (int i = 1; i < BLOCKS_PER_LANE; ++i) {
       if (word_key(words[i]) > word_key(mine)) {
@@ -146,6 +146,11 @@ struct Gathered {
         block = static_cast<u32>(block_of(lane, i));
       }
     }
+    return mine;
+  }
+
+  // The block all agree on: of the largest key, then the lowest.
+  __device__ __forceinline__ static u32 best_block(ExchangeWord mine, u32 block) {
     const int key = word_key(mine);
     u32 first;
     if constexpr (plan::WIDE) {
@@ -161,8 +166,9 @@ struct Gathered {
   // The row all agree on: the best block's, that block's lowest row of the key. Shards ascend with the
   // block number, so this is the lowest token among equals.
   __device__ __forceinline__ int winner() const {
-    ExchangeWord mine;
-    const u32 first = best_block(mine);
+    u32 block;
+    const ExchangeWord mine = best_of_lane(block);
+    const u32 first = best_block(mine, block);
     const int row = __shfl_sync(0xffffffffu, word_row(mine), lane_of(static_cast<int>(first)));
     // In range for any bits in memory.
     return min(max(static_cast<int>(first) * plan::ROWS + row, 0), plan::VOCAB - 1);

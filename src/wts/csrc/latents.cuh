@@ -103,7 +103,9 @@ struct LatentWarp {
   __device__ __forceinline__ void send_latents(int round, int first_served,
                                                const int (&token)[COUNT]) const {
     if constexpr (HEAD == Head::MARKOV) {
-      copy_latents<COUNT>(round, first_served, token);
+      LatentRows<COUNT> rows;
+      load_rows<COUNT>(rows, token);
+      put_rows<COUNT>(rows, round, first_served);
     } else {
 #pragma unroll 1
       for (int i = 0; i < COUNT; ++i) {
@@ -322,38 +324,55 @@ struct LatentWarp {
 #endif
   }
 
-  // Copies table rows, which hold latents, quantised or not.
+  // Table rows that hold latents, quantised or not, on their way to where the sweeping warps read them.
   template <int COUNT>
-  __device__ __forceinline__ void copy_latents(int round, int first_served,
-                                               const int (&token)[COUNT]) const {
-    constexpr int PIECES = (2 * plan::RANK + 511) / 512;
-    constexpr int NUMBERS = plan::EXACT ? 4 : 1;  // behind the planes: scale, slack, margin
+  struct LatentRows {
+    static constexpr int PIECES = (2 * plan::RANK + 511) / 512;
+    static constexpr int NUMBERS = plan::EXACT ? 4 : 1;  // behind the planes: scale, slack, margin
     u32 piece[COUNT][PIECES][4];
     u32 numbers[COUNT][NUMBERS];
-    const int lane = lane_index(), slot = latent_slot(round);
+  };
+
+  template <int COUNT>
+  __device__ __forceinline__ void load_rows(LatentRows<COUNT>& rows, const int (&token)[COUNT]) const {
+    const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       const Byte* source = table_row(token[i]);
 #pragma unroll
-      for (int j = 0; j < PIECES; ++j)
-        if ((j * 32 + lane) * 16 < 2 * plan::RANK)
-          load_global_16(piece[i][j], source + (j * 32 + lane) * 16);
-      if constexpr (plan::QUANTISED) load_global_words(numbers[i], source + 2 * plan::RANK);
+      for (int j = 0; j < rows.PIECES; ++j)
+        if ((j * 32 + lane) * 16 < 2 * plan::RANK) {
+          const Byte* from = source + (j * 32 + lane) * 16;
+          if constexpr (plan::EXACT) {  // for a token that turns out to be the right one, twice
+            load_global_again_16(rows.piece[i][j], from);
+          } else {
+            load_global_16(rows.piece[i][j], from);
+          }
+        }
 #if WTS_EXACT
+      load_global_again_16(rows.numbers[i], source + 2 * plan::RANK);
       if (lane == 0) prefetch_l2(shared.exact_table + token[i] * (2ll * plan::RANK), 2 * plan::RANK);
+#else
+      if constexpr (plan::QUANTISED) load_global_words(rows.numbers[i], source + 2 * plan::RANK);
 #endif
     }
+  }
+
+  template <int COUNT>
+  __device__ __forceinline__ void put_rows(const LatentRows<COUNT>& rows, int round,
+                                           int first_served) const {
+    const int lane = lane_index(), slot = latent_slot(round);
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
       const int column = this->column(first_served + i);
 #pragma unroll
-      for (int j = 0; j < PIECES; ++j)
+      for (int j = 0; j < rows.PIECES; ++j)
         if ((j * 32 + lane) * 16 < 2 * plan::RANK)
-          put_piece(slot, column, j * 32 + lane, piece[i][j]);
+          put_piece(slot, column, j * 32 + lane, rows.piece[i][j]);
       if (plan::QUANTISED && lane == 0) {
-        shared.latent_scale[slot][column] = __uint_as_float(numbers[i][0]);
-        keep_slack(round, column, __uint_as_float(numbers[i][NUMBERS > 1 ? 1 : 0]),
-                   __uint_as_float(numbers[i][NUMBERS > 1 ? 2 : 0]));
+        shared.latent_scale[slot][column] = __uint_as_float(rows.numbers[i][0]);
+        keep_slack(round, column, __uint_as_float(rows.numbers[i][rows.NUMBERS > 1 ? 1 : 0]),
+                   __uint_as_float(rows.numbers[i][rows.NUMBERS > 1 ? 2 : 0]));
       }
     }
   }

@@ -98,7 +98,7 @@ struct Shared {
   alignas(16) int previous[plan::GROUPS * plan::COLUMNS];
   alignas(16) unsigned short exact_latent[plan::EXACT_LATENT_SLOTS][plan::COLUMNS][plan::EXACT_LATENT];
   // The two best candidates of each lane of a warp that multiplies alone, of LANE_SLOTS rounds.
-  alignas(16) int lane_candidate[plan::LANE_SLOTS > 0 ? plan::LANE_SLOTS * plan::SWEEP_WARPS * 64 : 1];
+  alignas(16) int2 lane_candidate[plan::LANE_SLOTS > 0 ? plan::LANE_SLOTS * plan::SWEEP_WARPS * 32 : 1];
   // The unquantised head, as in ExactSource.
   alignas(16) const Byte* exact_weight;
   const Byte* exact_table;

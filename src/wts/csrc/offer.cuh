@@ -390,11 +390,8 @@ __device__ __forceinline__ void post(Shared& shared, int round, int column, int 
 __device__ __forceinline__ void post_best(Shared& shared, int warp, int lane, int round,
                                           const Offers& offers) {
 #if WTS_EXACT
-  if constexpr (plan::LANE_SLOTS > 0) {
-    int* kept = lane_candidates(shared, round, warp);
-    kept[lane] = offers.best[0].key;
-    kept[32 + lane] = offers.best[0].second;
-  }
+  if constexpr (plan::LANE_SLOTS > 0)
+    lane_candidates(shared, round, warp)[lane] = {offers.best[0].key, offers.best[0].second};
 #endif
 #pragma unroll
   for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) {
@@ -407,6 +404,7 @@ __device__ __forceinline__ void post_best(Shared& shared, int warp, int lane, in
       if (lane == 0)
         post(shared, round, 4 * block + of_block, warp, winner.key, winner.row, 0.0f);
 #if WTS_EXACT
+      if constexpr (plan::LANE_SLOTS > 0) continue;
       const bool wins = best.key == winner.key;
       const int others = other ? NEVER : wins ? best.second : best.key;
       const int next = warp_max(others);

@@ -157,6 +157,13 @@ __device__ __forceinline__ void load_global_16(u32 (&v)[4], const void* pointer)
                : "l"(pointer));
 }
 
+// The same of what will soon be read again.
+__device__ __forceinline__ void load_global_again_16(u32 (&v)[4], const void* pointer) {
+  asm volatile("ld.global.nc.v4.u32 {%0, %1, %2, %3}, [%4];"
+               : "=r"(v[0]), "=r"(v[1]), "=r"(v[2]), "=r"(v[3])
+               : "l"(pointer));
+}
+
 // The same of 4, 8 or 16 bytes.
 __device__ __forceinline__ void load_global_words(u32 (&v)[1], const void* pointer) {
   asm volatile("ld.global.nc.L1::no_allocate.u32 %0, [%1];" : "=r"(v[0]) : "l"(pointer));

@@ -13,6 +13,10 @@ struct ExactSource {
 };
 static_assert(sizeof(ExactSource) == 8 * plan::EXACT_SOURCE_WORDS, "as ExactHead.source makes it");
 
+// Which batches a launch walks; of others it leaves all as it is. By this a greedy and a sampled plan take
+// turns in one captured graph, as temperatures say.
+enum class Turn : u32 { ALWAYS, ALL_GREEDY, ANY_SAMPLED };
+
 struct WalkArgs {
   const Byte* tiles;           // packed W, in the order of the plan's instruction
   const RowScale* row_scale;   // [NUM_BLOCKS * ROW_SCALE_WORDS]
@@ -28,8 +32,8 @@ struct WalkArgs {
   const long long* anchor;     // [B]
   long long anchor_stride;
   long long* tokens;           // [B, K]
-  const float* temperatures;   // [B], in a sampled plan
-  long long* noise_offset;     // [1], in a sampled plan
+  const float* temperatures;   // [B], in a sampled plan, or where `turn` asks for them
+  long long* noise_offset;     // [1], likewise
   u64 noise_key;
   Byte* logits_out;            // [B, K, V] in the step's type, or null
   long long logits_request_stride, logits_step_stride;  // in elements
@@ -41,6 +45,7 @@ struct WalkArgs {
   u64* trace;
   int num_requests, num_steps;
   u32 timeout_us;
+  Turn turn;
   const ExactSource* exact;  // of an exact walk: the unquantised head
   u64* exact_slots;          // [GROUPS * COLUMNS, NUM_BLOCKS], words of undecided blocks
 };
@@ -95,9 +100,9 @@ __device__ __forceinline__ int candidate_slot(int round) { return round % plan::
 #if WTS_EXACT
 // In an exact walk: the two best candidates of each lane of a sweeping warp, for a crowded step (exact.cuh).
 static_assert(plan::LANE_SLOTS == 0 || plan::COLUMN_BLOCKS == 1, "a lane holds rows of one request");
-__device__ __forceinline__ int* lane_candidates(Shared& shared, int round, int warp) {
+__device__ __forceinline__ int2* lane_candidates(Shared& shared, int round, int warp) {
   const int slot = round % (plan::LANE_SLOTS > 0 ? plan::LANE_SLOTS : 1);
-  return shared.lane_candidate + (slot * plan::SWEEP_WARPS + warp) * 64;
+  return shared.lane_candidate + (slot * plan::SWEEP_WARPS + warp) * 32;
 }
 #endif
 

@@ -267,14 +267,7 @@ struct ServiceWarp : ExactWarp {
       best.key = shared.candidate_key[slot][column][lane];
       if constexpr (plan::WIDE) best.row = shared.candidate_row[slot][column][lane];
     }
-#if WTS_EXACT
-    const int mine = best.key;
-    best = warp_best(best);
-    best.key |= static_cast<int>(code_of(round, column, mine, best.key) << TAG_BITS);
-    return best;
-#else
     return warp_best(best);
-#endif
   }
 
   // The same in a sampled plan, for as many columns at once as there are lanes for their candidates: true
@@ -345,9 +338,6 @@ struct ServiceWarp : ExactWarp {
   // The token that a column's words agree on. Where approximate scores are too close, every block
   // computes the precise ones of the few rows that may have won, from the step logits in their words.
   __device__ __forceinline__ int settle(const Gathered& gathered, int round, int column) const {
-#if WTS_EXACT
-    return settle_exactly(gathered, round, column);
-#else
     const int group = round_group(round), step = round_step(round);
     const int winner = gathered.winner();
     if constexpr (plan::SCORED) {
@@ -362,7 +352,6 @@ struct ServiceWarp : ExactWarp {
         return closest(gathered, least, group, column, step);
     }
     return winner;
-#endif
   }
 
   // The block's best rows of this step, published as soon as the sweeping warps have offered theirs.
@@ -388,8 +377,18 @@ struct ServiceWarp : ExactWarp {
     } else {
 #pragma unroll
       for (int served = 0; served < SERVED; ++served) {
+#if WTS_EXACT
+        bool mine_is_best;
+        u32 code;
+        Best best;
+        best.key = ExactWarp::block_best(round, column(served), mine_is_best, code);
+        best.key |= static_cast<int>(code << TAG_BITS);
+        const ExchangeWord word = pack_word(best, tag);
+        if (mine_is_best) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, word);
+#else
         const ExchangeWord word = pack_word(block_best(round, column(served)), tag);
         if (lane == 0) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, word);
+#endif
         if (lane == served) row = word_row(word);
       }
     }
@@ -435,18 +434,45 @@ struct ServiceWarp : ExactWarp {
       }
     }
     int target[TOGETHER];
+    const bool more = step + 1 < args.num_steps;
+#if WTS_EXACT
+    // A Markov head's next latents are on their way while it is found out whether they are the right ones.
+    constexpr bool EAGER = HEAD == Head::MARKOV && LATER == 1;
+    LatentRows<TOGETHER> rows;
+    if (leads()) {
+      ExactWarp::Verdict verdict[TOGETHER];
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i) {
+        verdict[i] = likely(gathered[i]);
+        target[i] = target_of(verdict[i].token);
+      }
+      if (EAGER && more) load_rows<TOGETHER>(rows, target);
+      bool settled = true;
+#pragma unroll
+      for (int i = 0; i < TOGETHER; ++i) {
+        const int column = this->column(first_served + i);
+        if (decided(gathered[i], verdict[i], round, column)) continue;
+        target[i] = target_of(rescore(gathered[i], verdict[i], round, column));
+        settled = false;
+      }
+      // Anew even if they are the same, then from L1: to be kept meanwhile they would need registers.
+      if (EAGER && more && !settled) load_rows<TOGETHER>(rows, target);
+      mark(args, round, DECODED);
+    }
+#else
     if (leads()) {
 #pragma unroll
       for (int i = 0; i < TOGETHER; ++i)
         target[i] = target_of(settle(gathered[i], round, column(first_served + i)));
       mark(args, round, DECODED);
     }
+#endif
     if constexpr (TEAM > 1) {
       if (leads() && lane_index() == 0) shared.team_token[team()] = target[0];
       team_sync();
       target[0] = shared.team_token[team()];
     }
-    if (step + 1 < args.num_steps) tell_tokens<TOGETHER>(first_served, target);
+    if (more) tell_tokens<TOGETHER>(first_served, target);
 #pragma unroll
     for (int i = 0; i < TOGETHER; ++i)
       keep_token(request(group, column(first_served + i)), target[i]);
@@ -455,8 +481,17 @@ struct ServiceWarp : ExactWarp {
       for (int i = 0; i < TOGETHER; ++i)
         if (lane_index() == 0)
           shared.token[request(group, column(first_served + i)) % LATER] = target[i];
-    } else if (step + 1 < args.num_steps) {
+    } else if (more) {
+#if WTS_EXACT
+      if constexpr (EAGER) {
+        put_rows<TOGETHER>(rows, round + plan::GROUPS, first_served);
+        show_latents();
+      } else {
+        use_tokens<TOGETHER>(round + plan::GROUPS, first_served, target);
+      }
+#else
       use_tokens<TOGETHER>(round + plan::GROUPS, first_served, target);
+#endif
     }
     if (blockIdx.x == 0 && leads() && lane_index() == 0) {
 #pragma unroll
@@ -556,7 +591,7 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
   // Block 0 ends after every block has published step 0, so all have read the old value.
   if (blockIdx.x == 0 && threadIdx.x == plan::SWEEP_WARPS * 32) {
     args.status->sequence = self.sequence_of(args.num_steps);
-    if constexpr (plan::SAMPLED) *args.noise_offset += 1;
+    if (plan::SAMPLED || args.turn != Turn::ALWAYS) *args.noise_offset += 1;
   }
 }
 

@@ -54,6 +54,15 @@ __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
   fence_barrier_init();
 }
 
+// Whether this batch is another plan's to walk; the same in all threads.
+__device__ __forceinline__ bool stands_aside(const WalkArgs& args) {
+  if (args.turn == Turn::ALWAYS) return false;
+  bool sampled = false;
+  for (int request = lane_index(); request < args.num_requests; request += 32)
+    sampled |= args.temperatures[request] > 0.0f;
+  return __any_sync(0xffffffffu, sampled) != (args.turn == Turn::ANY_SAMPLED);
+}
+
 // Temperatures are read here, in the kernel, so that one captured graph serves any mix of rows.
 __device__ __forceinline__ void read_temperatures(const WalkArgs& args, Shared& shared) {
   const int request = threadIdx.x;
@@ -134,6 +143,8 @@ extern "C" __global__ void __launch_bounds__(wts::plan::THREADS, 1)
   using namespace wts;
   Shared& shared = *reinterpret_cast<Shared*>(dynamic_shared_memory());
   if (threadIdx.x == 0) prepare(args, shared);
+  __syncwarp();
+  if (stands_aside(args)) return;
   begin_tensor_memory(shared);
   if constexpr (plan::SAMPLED) read_temperatures(args, shared);
   __syncthreads();

@@ -73,7 +73,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
             ("margin", groups * columns * 4, 16),
             ("previous", groups * columns * 4, 16),
             ("exact_latent", latents * 2, 16),
-            ("lane_candidate", max(1, plan.lane_slots * plan.sweep_warps * 64) * 4, 16),
+            ("lane_candidate", max(1, plan.lane_slots * plan.sweep_warps * 32) * 8, 16),
             ("exact_weight", 8, 16),
             ("exact_table", 8, 8),
             ("scale_limit", 4 * SCALE_LIMITS, 4),

@@ -467,8 +467,12 @@ class ResidencyPlan:
 
     @property
     def candidates(self) -> int:
-        """What sweeping warps offer for a request: a row each; two if sampled, three if exact."""
-        return self.sweep_warps * (3 if self.exact else 2 if self.sampled else 1)
+        """What sweeping warps offer for a request: a row each, two if sampled.
+
+        Three in an exact walk that does not keep what their lanes offer.
+        """
+        each = 2 if self.sampled else 3 if self.exact and not self.lane_slots else 1
+        return self.sweep_warps * each
 
     @property
     def latent_slots(self) -> int:

@@ -150,7 +150,9 @@ def _build(
     if not plans:
         return next(bucket.reason for bucket in buckets if bucket.reason is not None)
     if backend == "device":
-        needed = held_bytes(head, list(plans.values())) + packing_bytes(head)
+        beside = [_bucket(head, gpu, batch, steps, base_type, False)[1] for batch in plans]
+        both = [*plans.values(), *(plan for plan in beside if sampled and plan is not None)]
+        needed = held_bytes(head, both) + packing_bytes(head)
         reason = why_not_memory(needed_bytes=needed, free_bytes=torch.cuda.mem_get_info()[0])
         if reason is not None:
             return reason
