@@ -5,6 +5,8 @@
 # make gpu-bench     the head benchmark, the same way; BENCH_ARGS="--steps 7" and so on
 # make gpu-sanitize  small walks under compute-sanitizer; SANITIZE_ARGS="memcheck" for one tool
 #
+# make clean         remove .venv and build, where the lab's models are
+#
 # make lab-data      text and code of installed packages as tokens, in LAB_DATA (needs a network once)
 # make lab           train a target and its drafters, compare accepted lengths; LAB_ARGS="--compile"
 #
@@ -59,7 +61,7 @@ test: lint
 	$(BIN)/python -m pytest $(PYTEST_ARGS) --ignore=tests/gpu
 
 gpu-test:
-	PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
+	WTS_NEEDS_GPU=1 PYTHONPATH=src $(PYTHON) -m pytest tests/gpu
 
 gpu-bench:
 	PYTHONPATH=src $(PYTHON) -m wts bench head $(BENCH_ARGS)

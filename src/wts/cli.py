@@ -70,7 +70,8 @@ def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="wts",
         description="Weights That Stay: a drafter's serial head walked in one GPU launch. Every "
-        "command has --help; plan, walk with --backend emulator, fidelity and plot need no GPU.",
+        "command has --help; demo, doctor, plan, walk with --backend emulator, fidelity and plot "
+        "need no GPU.",
     )
     parser.add_argument("--version", action="version", version=f"wts {_version()}")
     parser.set_defaults(run=_list_commands(parser))

@@ -347,6 +347,11 @@ class Walker:
         return WalkReport(clamped_anchors=clamped, rescored_steps=steps, rescored_rows=rows)
 
     @property
+    def greedy_plan(self) -> ResidencyPlan | None:
+        """The plan of batches without a sampled row, if they have one of their own."""
+        return None if self._greedy_walk is None else self._greedy_walk.plan
+
+    @property
     def _walks(self) -> list[DeviceWalk]:
         """The kernels that a call launches; none but on the device."""
         return [walk for walk in (self._device_walk, self._greedy_walk) if walk is not None]

@@ -104,6 +104,11 @@ class WalkerSet:
         return tuple(walker.plan for walker in self._walkers)
 
     @property
+    def greedy_beside(self) -> bool:
+        """Whether batches without a sampled row walk under greedy plans."""
+        return any(walker.greedy_plan is not None for walker in self._walkers)
+
+    @property
     def memory_bytes(self) -> int:
         """Bytes held beyond the head; what several Walkers share counts once."""
         if not self._walkers[0].packs:

@@ -82,9 +82,9 @@ struct ExactWarp : LatentWarp {
   // found while lanes agree on the best one.
   __device__ __forceinline__ int block_best(int round, int column, bool& mine_is_best,
                                             u32& code) const {
-    const int lane = lane_index(), request = this->request(round_group(round), column);
+    const int lane = lane_index();
     const int* candidates = shared.candidate_key[candidate_slot(round)][column];
-    const float margin = shared.margin[request];
+    const float margin = shared.margin[request(round_group(round), column)];
     const int mine = lane < plan::SWEEP_WARPS ? candidates[lane] : NEVER;
     const int best = warp_max(mine);
     const float scale =
@@ -101,9 +101,9 @@ struct ExactWarp : LatentWarp {
     } else if (lane < 2 * plan::SWEEP_WARPS) {
       rival = max(rival, candidates[plan::SWEEP_WARPS + lane]);
     }
+    const bool unsure = mine_is_best && !bounded(mine);
     const bool close = key_part(rival) >= __shfl_sync(0xffffffffu, least, warp);
-    const bool open = __any_sync(0xffffffffu, close) || !bounded(best);
-    code = open && request < args.num_requests ? UNDECIDED : __float_as_uint(scale) & CODE_MASK;
+    code = __any_sync(0xffffffffu, close || unsure) ? UNDECIDED : __float_as_uint(scale) & CODE_MASK;
     return best;
   }
 

@@ -55,8 +55,7 @@ __device__ __forceinline__ const Byte* table_row(const WalkArgs& args, int token
 }
 
 // After publishing: a poll that comes too early costs a whole round trip more than one a little late.
-__device__ __forceinline__ void wait_before_polling() {
-  const u32 published = clock_low();
+__device__ __forceinline__ void wait_before_polling(u32 published = clock_low()) {
   while (clock_low() - published < plan::FIRST_POLL_CYCLES) {
   }
 }

@@ -355,8 +355,8 @@ struct ServiceWarp : ExactWarp {
   }
 
   // The block's best rows of this step, published as soon as the sweeping warps have offered theirs.
-  // Their table rows are asked into L2 at once: each winner is one of these.
-  __device__ __forceinline__ void publish(int round) const {
+  // Their table rows are asked into L2 at once: each winner is one of these. Gives the time.
+  __device__ __forceinline__ u32 publish(int round) const {
     const int lane = lane_index(), group = round_group(round), step = round_step(round);
     const u32 sequence = sequence_of(step), tag = exchange_tag(sequence);
     ExchangeWord* slot =
@@ -393,9 +393,14 @@ struct ServiceWarp : ExactWarp {
       }
     }
     mark(args, round, PUBLISHED);
-    if (row >= 0) prefetch_row(round, row);
 #if WTS_EXACT
+    const u32 published = clock_low();
+    if (row >= 0) prefetch_row(round, row);
     if (row >= 0) prefetch_weight(row);
+    return published;
+#else
+    if (row >= 0) prefetch_row(round, row);
+    return clock_low();
 #endif
   }
 
@@ -503,8 +508,8 @@ struct ServiceWarp : ExactWarp {
     }
   }
 
-  __device__ __forceinline__ void conclude(int round) const {
-    if (leads()) wait_before_polling();
+  __device__ __forceinline__ void conclude(int round, u32 published) const {
+    if (leads()) wait_before_polling(published);
 #pragma unroll 1
     for (int first = 0; first < SERVED; first += TOGETHER)
       conclude_some(round, first);
@@ -560,12 +565,12 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
       for (int group = 0; group < plan::LATENT_SLOTS; ++group) self.make_latents(round + group);
     }
     if (FIRST) stage(round + AHEAD);
-    self.publish(round);
+    const u32 published = self.publish(round);
     if (!FIRST) stage(round + AHEAD);
     const bool first = round_group(round) == 0, last = round_group(round) == plan::GROUPS - 1;
 #pragma unroll 1
     for (int turn = first ? 0 : -plan::EXCHANGE_LAG; turn <= (last ? 0 : -plan::EXCHANGE_LAG); ++turn)
-      self.conclude(round + turn);
+      self.conclude(round + turn, published);
     finish_one(round + 1);
     // The slot of the latents that were just swept is free.
     if (round_group(round) + plan::LATENT_SLOTS < plan::GROUPS)
@@ -574,15 +579,16 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
 #else
 #pragma unroll 1
   for (int round = 0; round < rounds + plan::EXCHANGE_LAG; ++round) {
+    u32 published = 0;
     if (plan::EXCHANGE_LAG == 0 || round < rounds) {
       if (FIRST && self.leads()) stage(round + AHEAD);
       if (self.leads()) {
-        self.publish(round);
+        published = self.publish(round);
         if (!FIRST) stage(round + AHEAD);
       }
     }
     if (plan::EXCHANGE_LAG == 0 || round >= plan::EXCHANGE_LAG)
-      self.conclude(round - plan::EXCHANGE_LAG);
+      self.conclude(round - plan::EXCHANGE_LAG, published);
     if (self.leads()) finish_one(round + 1);
     // Every group but the one just published is concluded, and the slot of that one's latents free.
     if (LATER > 1) self.fetch_latents(round + plan::LATENT_SLOTS);

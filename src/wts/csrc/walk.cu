@@ -58,6 +58,7 @@ __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
 __device__ __forceinline__ bool stands_aside(const WalkArgs& args) {
   if (args.turn == Turn::ALWAYS) return false;
   bool sampled = false;
+#pragma unroll 1
   for (int request = lane_index(); request < args.num_requests; request += 32)
     sampled |= args.temperatures[request] > 0.0f;
   return __any_sync(0xffffffffu, sampled) != (args.turn == Turn::ANY_SAMPLED);

@@ -18,6 +18,7 @@ from wts.plan.ledger import ledger
 from wts.plan.sweep import places, stored_order, sweep_order
 from wts.plan.units import (
     COMPACT_ROWS,
+    FIRST_EXACT_POLL_CYCLES,
     FIRST_POLL_CYCLES,
     FIRST_SAMPLED_POLL_CYCLES,
     FRAGMENT_BYTES,
@@ -166,6 +167,8 @@ class ResidencyPlan:
         """Cycles between publishing and asking for others' words; several groups have waited."""
         if self.groups > 1:
             return 0
+        if self.exact:
+            return FIRST_EXACT_POLL_CYCLES
         return FIRST_SAMPLED_POLL_CYCLES if self.sampled else FIRST_POLL_CYCLES
 
     @property

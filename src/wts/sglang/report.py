@@ -55,6 +55,7 @@ def walks_line(draft: str, walks: Walks) -> str:
     return (
         f"wts: on for {_DRAFTS[draft]}: {head.kind} head, V {head.vocab}, r {head.rank}, "
         f"K {walks.steps}; {describe_buckets(walks.buckets)}; "
+        f"{'a greedy plan beside each sampled one; ' if walks.walkers.greedy_beside else ''}"
         f"{walks.walkers.memory_bytes / 2**20:.0f} MiB held, built in {walks.built_s:.1f} s"
     )
 
