@@ -320,3 +320,61 @@ def test_weights_of_any_size(scale: float) -> None:
     base, anchor = inputs(HEAD, 2, 2, 1, deviation=0.0)
     for one in (head, other, tiny):
         check(one, PLAN, base, anchor)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_numbers_of_very_different_size(batch: int) -> None:
+    """Some latents' bounds are infinite: of their words nothing is sure."""
+    generator = torch.Generator().manual_seed(batch)
+
+    def mixed(tensor: torch.Tensor, sizes: list[float]) -> torch.Tensor:
+        chosen = torch.randint(0, len(sizes), (len(tensor), 1), generator=generator)
+        return (tensor.float() * torch.tensor(sizes)[chosen]).bfloat16()
+
+    drawn = noise_head(600, 64, 4)
+    head = MarkovHead(
+        table=mixed(drawn.table, [1.0, 1e-36, 1e30, 0.0, 1e-30]),
+        projection=mixed(drawn.projection, [1.0, 1.0, 1e-3, 1e8, 0.0]),
+    )
+    plan = plan_of(head, batch=batch, blocks=3)
+    for seed in range(3):
+        base, anchor = inputs(head, batch, 3, seed, deviation=1.0)
+        check(head, plan, base, anchor, seed=seed)
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_a_huge_row_widens_nobodys_margin(batch: int) -> None:
+    generator = torch.Generator().manual_seed(1)
+    rows, table = (torch.randn(1400, 64, generator=generator) * size for size in (0.1, 1.0))
+    rows[-1] *= 1000
+    head = MarkovHead(table=table.bfloat16(), projection=rows.bfloat16())
+    base = torch.randn(batch, 1, 1400, generator=generator)
+    anchor = torch.randint(0, 1400, (batch,), generator=generator)
+    bias = head.table[anchor].float() @ head.projection.float().T
+    base[:, 0, -1] = -bias[:, -1] - 20
+    base[:, 0, [3, 70]] = 8.0 - bias[:, [3, 70]]  # nearly equal, in one block, which is undecided
+    steps, computed = check(head, plan_of(head, batch=batch, blocks=6), base.bfloat16(), anchor)
+    assert steps <= computed <= 5 * batch
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("rows", ["one is not finite", "one is tiny"])
+def test_no_weight_reaches_the_first_token_of_a_domino_head(rows: str, batch: int) -> None:
+    drawn = cells.head_of(DominoHead, 300, 64)
+    projection = drawn.projection.clone()
+    if rows == "one is tiny":
+        projection[250] = 1e-6
+    else:
+        projection[200, 5] = math.nan
+    head = replace(drawn, projection=projection)
+    gpu = gpu_spec("h200").with_blocks(2)
+    plan = plan_residency(head, gpu, batch=batch, steps=32, exact=True)
+    base, anchor, hidden = cells.inputs(head, batch, 1, 1)
+    base = base * 0.1
+    base[:, 0, 3] = base[:, 0, 200] = 5.0
+    if rows == "one is tiny":
+        base[:, 0, 3] = 50.0
+    simulator = Simulator(head, plan)
+    tokens = simulator(base.bfloat16(), anchor, hidden=hidden, most_turns=TURNS)
+    assert tokens.tolist() == [[3]] * batch
+    assert (simulator.status[5] == 0) == (rows == "one is tiny")

@@ -19,8 +19,8 @@ from hypothesis import strategies as st
 from simulated import KEY, OFFSET, WHOLE, check_greedy, check_sampled, inputs, plan_of
 from simulator import Simulator
 from strategies import silent_head
+from wts.compile import Turn
 from wts.heads import DTYPE_OF, MarkovHead, NumberType
-from wts.launch import Turn
 from wts.noise import Noise
 from wts.variants import streaming_plan, with_async_tiles, with_register_fragments
 from wts.walk import Walker

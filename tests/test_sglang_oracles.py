@@ -144,6 +144,16 @@ def test_the_methods_that_an_upkeep_is_hung_on_exist(monkeypatch: pytest.MonkeyP
     assert upkeep.attach(kept) is None
 
 
+@pytest.mark.usefixtures("library")
+def test_padded_temperatures_of_its_sampler_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt.speculative.dspark_components.dspark_draft_sampler import DsparkDraftSampler
+
+    name = upkeep.STAGING[1]
+    monkeypatch.setattr(DsparkDraftSampler, name, getattr(DsparkDraftSampler, name))
+    assert upkeep.clear_padding()
+    assert getattr(DsparkDraftSampler, name).wts_clears_padding
+
+
 LOAD = """
 import sys
 first = sys.argv[1] == "consumer first"

@@ -7,7 +7,7 @@ with, since what walks compute is tested elsewhere.
 from __future__ import annotations
 
 import sys
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -753,6 +753,39 @@ def test_sglang_without_these_methods_is_a_reason(monkeypatch: pytest.MonkeyPatc
     assert reason is not None
     assert reason.kind == "hook"
     assert "WeightUpdater" in reason.text
+
+
+class Stager:
+    """Stands in for SGLang's DsparkDraftSampler: it writes the rows of a batch only."""
+
+    def __init__(self) -> None:
+        self.params = SimpleNamespace(step_temperatures=torch.full((8,), 0.7))
+
+    def stage_sampling_params(self, *, bs: int, sampling_info: float) -> None:
+        self.params.step_temperatures[:bs] = sampling_info
+
+
+def test_rows_that_fill_a_graph_up_are_greedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = upkeep.STAGING
+    name, _, owner = path.rpartition(".")
+    module = ModuleType(name)
+    cls: Any = type(owner, (Stager,), {})
+    setattr(module, owner, cls)
+    monkeypatch.setitem(sys.modules, name, module)
+    assert upkeep.clear_padding()
+    once = cls.stage_sampling_params
+    assert upkeep.clear_padding()
+    assert cls.stage_sampling_params is once
+    sampler = cls()
+    sampler.stage_sampling_params(bs=5, sampling_info=0.0)
+    assert not sampler.params.step_temperatures.any()
+    sampler.stage_sampling_params(bs=2, sampling_info=1.0)
+    assert sampler.params.step_temperatures.tolist() == [1.0] * 2 + [0.0] * 6
+
+
+def test_without_sglangs_sampler_padding_stays(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, upkeep.STAGING[0].rpartition(".")[0], None)
+    assert not upkeep.clear_padding()
 
 
 def test_adoption_is_tried_before_it_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -15,6 +15,7 @@ import struct
 import tempfile
 from collections import Counter
 from dataclasses import dataclass
+from enum import IntEnum
 from importlib import resources
 from pathlib import Path
 
@@ -73,6 +74,18 @@ _OPCODES = {
     0x9ED: "STTM",
     0x9EE: "LDTM",
 }
+
+
+class Turn(IntEnum):
+    """Which batches a launch walks; also the names of the kernel's `enum class Turn`."""
+
+    ALWAYS = 0
+    ALL_GREEDY = 1
+    ANY_SAMPLED = 2
+
+
+TURNS = ",".join(Turn.__members__)
+"""These names, in their order, as the kernel is given them."""
 
 
 class WalkArgs(ctypes.Structure):
@@ -185,7 +198,7 @@ def compile_walk(
     sources = _read_sources()
     version = _nvrtc_version()
     digest = hashlib.sha256()
-    for part in (header, *sources.values(), version, plan.arch, str(trace), "1"):
+    for part in (header, *sources.values(), version, plan.arch, str(trace), TURNS, "1"):
         digest.update(part.encode() + b"\0")
     folder = cache or cache_folder()
     path = folder / f"{digest.hexdigest()[:32]}.cubin"
@@ -284,6 +297,7 @@ def _compile(header: str, sources: dict[str, str], arch: str, trace: bool) -> tu
             define_macro=[
                 ("WTS_TRACE", str(int(trace))),
                 ("WTS_ARGS_BYTES", str(ctypes.sizeof(WalkArgs))),
+                ("WTS_TURNS", TURNS),
             ],
         )
         try:

@@ -6,13 +6,12 @@ import ctypes
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from enum import IntEnum
 from typing import Any, cast
 
 import torch
 
 from wts.cells import AnyHead, DominoCell, RnnCell
-from wts.compile import KERNEL_NAME, WalkArgs, compile_fitting, compile_walk
+from wts.compile import KERNEL_NAME, Turn, WalkArgs, compile_fitting, compile_walk
 from wts.device import WALKED, arch_of, caution_of
 from wts.errors import CompileError, DeviceError, WalkTimeout
 from wts.noise import Noise
@@ -22,7 +21,6 @@ from wts.plan import EXACT_SOURCE_WORDS, ResidencyPlan
 __all__ = [
     "FIRST_SEQUENCE",
     "DeviceWalk",
-    "Turn",
     "cuda_device",
     "driver_call",
     "multiply_hidden",
@@ -82,14 +80,6 @@ def multiply_hidden(
     torch.mm(hidden, weight.T, out_dtype=torch.float32, out=out)
     if bias is not None:
         out.add_(bias)
-
-
-class Turn(IntEnum):
-    """Which batches a launch walks; `enum class Turn` of csrc/rounds.cuh."""
-
-    ALWAYS = 0
-    ALL_GREEDY = 1
-    ANY_SAMPLED = 2
 
 
 class DeviceWalk:

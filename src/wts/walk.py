@@ -11,8 +11,9 @@ from typing import Literal, cast
 import torch
 
 from wts.cells import AnyHead
+from wts.compile import Turn
 from wts.emulator import Emulator
-from wts.errors import CompileError, DeviceError, InputError
+from wts.errors import CompileError, DeviceError, InputError, WalkTimeout
 from wts.inputs import (
     check_beside,
     check_exact,
@@ -23,7 +24,7 @@ from wts.inputs import (
     check_sampling,
     check_shapes,
 )
-from wts.launch import DeviceWalk, Turn, cuda_device
+from wts.launch import DeviceWalk, cuda_device
 from wts.noise import Noise
 from wts.pack import PackedHead, pack_head
 from wts.plan import ResidencyPlan
@@ -85,7 +86,8 @@ class Walker:
         greedy_plan: beside a plan with sampled=True, a greedy one for the same walks. A call then
             launches two kernels, one of which leaves at once, by the temperatures that it reads:
             batches without a sampled row walk under the greedy plan, which is faster, in the same
-            captured graph. Tokens are the same without it; other backends need none.
+            captured graph. Other backends need none. Tokens are the same without it, but where only
+            one plan has `hidden_inside`: sums over hidden states then differ in their order.
 
     Raises:
         HeadError: what is no head.
@@ -334,8 +336,14 @@ class Walker:
             WalkTimeout: says which block waited for which, and at which step. The workspace is
                 cleared, so the next walk starts afresh.
         """
-        for walk in self._walks:
-            walk.check()
+        errors: list[WalkTimeout] = []
+        for walk in self._walks:  # each that gave up is cleared
+            try:
+                walk.check()
+            except WalkTimeout as error:
+                errors.append(error)
+        if errors:
+            raise errors[0]
 
     def report(self) -> WalkReport:
         """Wait for the walks so far and say what they noticed."""

@@ -6,18 +6,21 @@ for few requests have one, those for warpgroups another.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 
 from wts.cells import AnyHead
 from wts.device import GpuSpec
-from wts.errors import InputError, PlanError, WalkTimeout
+from wts.errors import CompileError, InputError, PlanError, WalkTimeout
 from wts.numbers import NumberType, WeightType
 from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
 from wts.walk import Backend, Walker
 
 __all__ = ["WalkerSet"]
+
+logger = logging.getLogger("wts")
 
 
 class WalkerSet:
@@ -71,15 +74,13 @@ class WalkerSet:
         )
         for batch in sorted(set(batches)):
             plan = plan_of(batch=batch, sampled=sampled)
+            walker_of = partial(
+                Walker, head, plan, backend=backend, timeout_ms=timeout_ms, sharing=self._walkers
+            )
             self._walkers.append(
-                Walker(
-                    head,
-                    plan,
-                    backend=backend,
-                    timeout_ms=timeout_ms,
-                    sharing=self._walkers,
-                    greedy_plan=_plan_or_none(plan_of, batch) if sampled else None,
-                )
+                _with_greedy_plan(walker_of, partial(plan_of, batch=batch))
+                if sampled
+                else walker_of()
             )
 
     def for_batch(self, batch: int) -> Walker:
@@ -139,9 +140,13 @@ class WalkerSet:
             raise errors[0]
 
 
-def _plan_or_none(plan_of: Callable[..., ResidencyPlan], batch: int) -> ResidencyPlan | None:
-    """A greedy plan of the batch, if one can be made."""
+def _with_greedy_plan(
+    walker_of: Callable[..., Walker], plan_of: Callable[..., ResidencyPlan]
+) -> Walker:
+    """A Walker with a greedy plan; without, as the log says, where none can be made."""
     try:
-        return plan_of(batch=batch, sampled=False)
-    except PlanError:
-        return None
+        return walker_of(greedy_plan=plan_of(sampled=False))
+    except (PlanError, CompileError) as error:
+        walker = walker_of()  # what is wrong with both is raised here
+        logger.warning("wts: greedy batches walk under the plan for sampled rows: %s", error)
+        return walker

@@ -22,9 +22,8 @@ from pathlib import Path
 import torch
 
 from wts.cells import AnyHead
-from wts.compile import WalkArgs
+from wts.compile import TURNS, Turn, WalkArgs
 from wts.heads import DTYPE_OF
-from wts.launch import Turn
 from wts.noise import Noise
 from wts.pack import pack_head
 from wts.plan import ResidencyPlan
@@ -101,9 +100,10 @@ def _build(header: str, change: tuple[str, str] | None) -> ctypes.CDLL:
                 for file, text in sources.items():
                     Path(place, file).write_text(text)
                 size = f"-DWTS_ARGS_BYTES={ctypes.sizeof(WalkArgs)}"
+                turns = f"-DWTS_TURNS={TURNS}"
                 includes = ("-include", "machine.h", "-I", place, "-I", machine)
                 parts = (Path(place, "simulate.cpp"), machine / "machine.o")
-                _compile(["-shared", *includes, size, *parts], library)
+                _compile(["-shared", *includes, size, turns, *parts], library)
         return ctypes.CDLL(str(library))
 
 

@@ -44,11 +44,13 @@ __device__ __forceinline__ int key_of(float value) {
   return bits ^ ((bits >> 31) & 0x7fff0000);
 }
 
-// What the row of a key, a finite one, has at least: a key. The margin is of rows of scale 1.
+// What the row of a key, a finite one, has at least: a key. The margin is of rows of scale 1. A scale that is
+// NaN, of weights that are not finite, says nothing.
 __device__ __forceinline__ int least_key(int key, float scale, float margin) {
   const float value = key_value(key);
   const float below = fmaf(fabsf(value), HALF_PLACE, fmaf(scale, margin, LEAST_PLACE));
-  return key_of(__fadd_rn(value, -below));
+  const float least = __fadd_rn(value, -below);
+  return least == least ? key_of(least) : NEVER;
 }
 
 struct ExactWarp : LatentWarp {
@@ -374,9 +376,10 @@ struct ExactWarp : LatentWarp {
                                          int column) const {
     const int lane = lane_index();
     u32* list = shared.race[service()];
-    // Of a bound that says nothing, all words contend that may.
-    const int bound = bounded(word_key(verdict.word)) ? bound_of(verdict, round, column)
-                                                      : least_of_bounded(gathered, round, column);
+    // An undecided block's word says less than others may.
+    const bool sure = word_code(verdict.word) != UNDECIDED;
+    const int bound = sure ? bound_of(verdict, round, column)
+                           : least_of_bounded(gathered, round, column);
     int contenders = 0, undecided_ones = 0;
     bool own = false;
 #pragma unroll

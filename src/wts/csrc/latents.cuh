@@ -319,6 +319,8 @@ struct LatentWarp {
                         __fmul_rn(__fmul_rn(scale, length), shared.longest) <
                             plan::LARGEST_EXACT_PRODUCT;
     if (!inside) slack = __int_as_float(0x7f800000);
+    // The first token of a Domino head is base logits' alone.
+    if (HEAD == Head::DOMINO && round_step(round) == 0) slack = 0.0f;
     if (lane_index() == 0)
       keep_slack(round, column, slack, 2.0f * ROUNDED * __fmul_rn(scale, slack));
 #endif

@@ -15,7 +15,7 @@ static_assert(sizeof(ExactSource) == 8 * plan::EXACT_SOURCE_WORDS, "as ExactHead
 
 // Which batches a launch walks; of others it leaves all as it is. By this a greedy and a sampled plan take
 // turns in one captured graph, as temperatures say.
-enum class Turn : u32 { ALWAYS, ALL_GREEDY, ANY_SAMPLED };
+enum class Turn : u32 { WTS_TURNS };
 
 struct WalkArgs {
   const Byte* tiles;           // packed W, in the order of the plan's instruction

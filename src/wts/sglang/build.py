@@ -150,8 +150,9 @@ def _build(
     if not plans:
         return next(bucket.reason for bucket in buckets if bucket.reason is not None)
     if backend == "device":
-        beside = [_bucket(head, gpu, batch, steps, base_type, False)[1] for batch in plans]
-        both = [*plans.values(), *(plan for plan in beside if sampled and plan is not None)]
+        greedy = plans if sampled else ()
+        beside = [_bucket(head, gpu, batch, steps, base_type, False)[1] for batch in greedy]
+        both = [*plans.values(), *(plan for plan in beside if plan is not None)]
         needed = held_bytes(head, both) + packing_bytes(head)
         reason = why_not_memory(needed_bytes=needed, free_bytes=torch.cuda.mem_get_info()[0])
         if reason is not None:
@@ -211,19 +212,25 @@ def _bucket_of(batch: int, plan: ResidencyPlan) -> Bucket:
 
 
 def _try_once(walker: Walker) -> None:
-    """Walk one step of one request: the first launch loads the kernel, which no capture allows."""
+    """Walk one step of one request: the first launch loads the kernel, which no capture allows.
+
+    Under a greedy plan beside the sampled one, too.
+    """
     plan, head = walker.plan, walker.head
     device = head.projection.device
     noise = Noise(key=0, offset=torch.zeros(1, dtype=torch.int64, device=device))
-    walker(
-        torch.zeros(1, 1, plan.vocab, dtype=DTYPE_OF[plan.base_type], device=device),
-        torch.zeros(1, dtype=torch.int64, device=device),
-        hidden=None
-        if head.hidden_size is None
-        else torch.zeros(1, 1, head.hidden_size, dtype=torch.bfloat16, device=device),
-        temperatures=torch.ones(1, device=device) if plan.sampled else None,
-        noise=noise if plan.sampled else None,
-    )
+    for temperature in (1.0, 0.0) if plan.sampled else (None,):
+        walker(
+            torch.zeros(1, 1, plan.vocab, dtype=DTYPE_OF[plan.base_type], device=device),
+            torch.zeros(1, dtype=torch.int64, device=device),
+            hidden=None
+            if head.hidden_size is None
+            else torch.zeros(1, 1, head.hidden_size, dtype=torch.bfloat16, device=device),
+            temperatures=None
+            if temperature is None
+            else torch.full((1,), temperature, device=device),
+            noise=None if temperature is None else noise,
+        )
 
 
 def held_bytes(head: AnyHead, plans: Sequence[ResidencyPlan]) -> int:

@@ -131,6 +131,8 @@ class Factory:
         if reason is not None:
             kept.active = False
             return reason
+        if walks.walkers.greedy_beside:
+            upkeep.clear_padding()
         return walks, steps
 
     def _built(

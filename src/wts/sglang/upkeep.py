@@ -25,16 +25,18 @@ __all__ = [
     "CHECK_EVERY_S",
     "MOST_TIMEOUTS",
     "RESULTS",
+    "STAGING",
     "UPDATES",
     "Upkeep",
     "attach",
+    "clear_padding",
     "wrap_after",
 ]
 
 logger = logging.getLogger("wts.sglang")
 
 CHECK_EVERY_S = 5.0
-"""Seconds between two looks at the status; each waits for the GPU once for each Walker."""
+"""Seconds between two looks at the status; each waits for the GPU once for each kernel."""
 
 MOST_TIMEOUTS = 3
 """Walks given up, on one rank, before the server is told to stop."""
@@ -55,6 +57,13 @@ RESULTS = (
     ("process_batch_result_decode",),
 )
 """Where the host has waited for a batch's results anyway, outside of every capture."""
+
+
+STAGING = (
+    "sglang.srt.speculative.dspark_components.dspark_draft_sampler.DsparkDraftSampler",
+    "stage_sampling_params",
+)
+"""Where a batch's temperatures are written before its graph is replayed, those of padding not."""
 
 
 def _alone(reason: Reason | None) -> Reason | None:
@@ -232,3 +241,35 @@ def _attach(upkeep: Upkeep) -> Reason | None:
     except Exception as error:  # an import of SGLang can fail in any way
         return Reason(kind="hook", text=f"cannot hook {path}: {type(error).__name__}: {error}")
     return None
+
+
+def clear_padding() -> bool:
+    """Let rows that only fill a graph up be greedy, or a greedy batch would not be seen as one.
+
+    SGLang leaves them what an earlier batch had.
+
+    Returns:
+        Whether its method could be hooked; if not, such batches walk under the slower plan.
+    """
+    path, name = STAGING
+    module, _, owner_name = path.rpartition(".")
+    try:
+        owner = getattr(importlib.import_module(module), owner_name)
+        method = getattr(owner, name)
+    except Exception:  # an import of SGLang can fail in any way
+        logger.info("wts: greedy batches in padded graphs may walk under plans for sampled rows")
+        return False
+    if hasattr(method, "wts_clears_padding"):
+        return True
+
+    @functools.wraps(method)
+    def wrapped(sampler: Any, *args: Any, bs: int, **kwargs: Any) -> Any:
+        result = method(sampler, *args, bs=bs, **kwargs)
+        temperatures = getattr(getattr(sampler, "params", None), "step_temperatures", None)
+        if isinstance(temperatures, torch.Tensor):
+            temperatures[bs:].zero_()
+        return result
+
+    wrapped.wts_clears_padding = True  # type: ignore[attr-defined]
+    setattr(owner, name, wrapped)
+    return True
