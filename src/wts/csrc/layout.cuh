@@ -42,8 +42,8 @@ struct Shared {
   alignas(16) int token[plan::LATER_TOKENS];
   // Best row of each sweeping warp, in a sampled plan the two best: ordered key, position in the
   // shard, and step logit. A round's lie in the slot of its base logits: that slot is filled anew
-  // only when they have been read. In an exact walk: the two best rows and the key of a third, kept until the
-  // round is concluded.
+  // only when they have been read. In an exact walk, kept until the round is concluded: of a warp that
+  // multiplies alone its best row, of others the two best and the key of a third.
   alignas(16) int candidate_key[plan::CANDIDATE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
   alignas(16) int candidate_row[plan::CANDIDATE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
   alignas(16) float candidate_logit[plan::CANDIDATE_SLOTS][plan::COLUMNS]
