@@ -74,12 +74,12 @@ _BADGE = re.compile(
 # Comments that a file of code begins with, and the guard that all of torch's headers have.
 _HEADER = re.compile(
     r"(\s*(#(?!\s*(if|ifndef|ifdef|include|define|pragma|error)\b)[^\n]*|//[^\n]*"
-    r"|/\*(?s:.*?)\*/[^\n]*|#if !defined\(TORCH_STABLE_ONLY\)[^\n]*)(\n|$))+"
+    r"|/\*(?s:.*?)\*/[^\n\S]*|#if !defined\(TORCH_STABLE_ONLY\)[^\n]*)(\n|$))+"
 )
 _RIGHTS = re.compile("copyright|licen[cs]e|TORCH_STABLE_ONLY", re.IGNORECASE)
 _QUOTED = re.compile(r'"{3}.*?"{3}|\'{3}.*?\'{3}', re.DOTALL)
 _LEAST_DOCSTRINGS, _DOCSTRING_SHARE = 1000, 0.4  # characters, and of all, of a file of them
-_VALIDATION_FILES = 112  # of each domain,
+_VALIDATION_DOCUMENTS = 112  # of each domain,
 _VALIDATION_PARTS = 8  # but no more than one of so many
 _LEAST_LINE = 20  # shorter lines say nothing about whether files are alike
 _OWN_BEGINNING = 100  # characters that no two documents of validation begin with
@@ -410,9 +410,9 @@ def prepare(
 def _held_out(documents: Sequence[tuple[str, str]]) -> set[int]:
     """Which documents, by number, are for validation.
 
-    Of each domain the first `_VALIDATION_FILES`, at most one in `_VALIDATION_PARTS` (but one), of
-    those that are not like others: most of their text is in lines that no other document has, and
-    no one before begins alike.
+    Of each domain the first `_VALIDATION_DOCUMENTS`, at most one in `_VALIDATION_PARTS` and at
+    least one, of those that are not like others: most of their text is in lines that no other
+    document has, and no one before begins alike.
 
     Args:
         documents: domain and text of each.
@@ -428,7 +428,7 @@ def _held_out(documents: Sequence[tuple[str, str]]) -> set[int]:
     taken: Counter[str] = Counter()
     found, beginnings = set(), set()
     for number, (domain, text) in enumerate(documents):
-        if taken[domain] >= min(_VALIDATION_FILES, max(1, files[domain] // _VALIDATION_PARTS)):
+        if taken[domain] >= min(_VALIDATION_DOCUMENTS, max(1, files[domain] // _VALIDATION_PARTS)):
             continue
         lines = lines_of(text)
         own = sum(len(line) for line in lines if seen[line] == 1)

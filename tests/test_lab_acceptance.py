@@ -28,7 +28,7 @@ from lab.acceptance import (
     records,
 )
 from lab.checkpoints import load_drafter, load_target
-from lab.data import _VALIDATION_FILES, DOMAINS, Tokens, read_tokens
+from lab.data import _VALIDATION_DOCUMENTS, DOMAINS, Tokens, read_tokens
 from lab.drafter import Drafter
 from lab.draw import draw_below
 from lab.generate import Block, _accept_sampled, generate
@@ -252,7 +252,7 @@ def test_prompts_are_beginnings_of_long_enough_files() -> None:
 
 
 def test_by_default_there_are_several_hundred_prompts() -> None:
-    files, length = 4 * _VALIDATION_FILES, 70
+    files, length = 4 * _VALIDATION_DOCUMENTS, 70
     tokens = Tokens(
         ids=np.arange(files * length, dtype=np.int32),
         starts=np.arange(files) * length,
