@@ -52,6 +52,16 @@ class ResidencyPlan:
     `operand_slabs`: slabs of a latent that a lane of a lone warp holds at once.
     `copied_together`: most fragments that pass through a lone warp's ring by one bulk copy; 1: each
     lane copies its own bytes.
+    `ring_units`: what such a ring, of what is streamed, has places for; 0: nothing is streamed.
+    `columns`, `groups`: requests that are swept side by side, and how often all weights are swept
+    for a step of all requests; a round is a step of one group.
+    `tiles_per_accumulator`: tiles whose sums share registers, each in columns of its own.
+    `phases`: parts of a lone warp's sweep, each with its own accumulators, so that fewer are alive.
+    `queue_depth`: fragments that a lone warp loads ahead of their product.
+    `tiles_in_flight`: tiles of a warpgroup whose products are under way at once.
+    `served_together`: columns whose words a service warp waits for at once.
+    `base_slots`: rounds whose base logits are staged in shared memory at once.
+    `exchange_lag`: rounds between publishing a round's words and waiting for those of others.
     """
 
     gpu: str

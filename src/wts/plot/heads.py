@@ -71,7 +71,8 @@ def heads(results: Results) -> Any | None:
         if labelled:
             parts.legend(fontsize=7, loc="upper left")
     rows[0][0].set_ylabel("complete call, us")
-    rows[0][0].legend(fontsize=7)
+    rows[0][0].set_ylim(top=3 * rows[0][0].get_ylim()[1])  # room for the legend
+    rows[0][0].legend(fontsize=7, loc="upper left", ncols=2)
     rows[1][0].set_ylabel("us a step, least squares over K")
     title = f"Serial heads that read hidden states: V = {vocab:,}, T = 0"
     return title_figure(figure, title, source_line(cold))
