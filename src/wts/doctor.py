@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
+import tempfile
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -118,7 +119,9 @@ def _compiler() -> list[Finding]:
         name: _version(name) for name in ("cuda-core", "cuda-bindings", "nvidia-cuda-nvrtc")
     }
     found = ", ".join(f"{name} {version or 'missing'}" for name, version in versions.items())
-    packages = Finding(name="cuda python", good=_importable(), detail=found)
+    importable = _importable()
+    hint = "" if importable else "; in a clone of the project: pip install '.[gpu]'"
+    packages = Finding(name="cuda python", good=importable, detail=found + hint)
     try:
         detail = _compile_small()
     except WalkError as error:
@@ -142,10 +145,10 @@ def _compile_small() -> str:
     spec = GPUS["h200"]
     if device_obstacle() is None:
         spec = gpu_spec(LOCAL)
-    kernel = compile_walk(plan_residency(Shape(vocab=4096, rank=64), spec))
-    return f"a small walk compiles for {spec.arch}, {kernel.used.registers} registers, " + (
-        "no spills (taken from the cache)" if kernel.cached else "no spills"
-    )
+    with tempfile.TemporaryDirectory(prefix="wts-") as folder:  # what is cached needs no compiler
+        plan = plan_residency(Shape(vocab=4096, rank=64), spec)
+        kernel = compile_walk(plan, cache=Path(folder))
+    return f"a small walk compiles for {spec.arch}, {kernel.used.registers} registers, no spills"
 
 
 def _small_walk() -> Finding:
