@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import ctypes
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import Any, cast
+from typing import Any, Protocol, cast
 
 import torch
 
@@ -21,6 +21,7 @@ from wts.plan import EXACT_SOURCE_WORDS, ResidencyPlan
 __all__ = [
     "FIRST_SEQUENCE",
     "DeviceWalk",
+    "check_each",
     "cuda_device",
     "driver_call",
     "multiply_hidden",
@@ -80,6 +81,22 @@ def multiply_hidden(
     torch.mm(hidden, weight.T, out_dtype=torch.float32, out=out)
     if bias is not None:
         out.add_(bias)
+
+
+class _Checked(Protocol):
+    def check(self) -> None: ...
+
+
+def check_each(walks: Iterable[_Checked]) -> None:
+    """Check all, so that each that gave up is cleared; WalkTimeout is the first one's."""
+    errors: list[WalkTimeout] = []
+    for walk in walks:
+        try:
+            walk.check()
+        except WalkTimeout as error:
+            errors.append(error)
+    if errors:
+        raise errors[0]
 
 
 class DeviceWalk:

@@ -13,7 +13,7 @@ import torch
 from wts.cells import AnyHead
 from wts.compile import Turn
 from wts.emulator import Emulator
-from wts.errors import CompileError, DeviceError, InputError, WalkTimeout
+from wts.errors import CompileError, DeviceError, InputError
 from wts.inputs import (
     check_beside,
     check_exact,
@@ -24,7 +24,7 @@ from wts.inputs import (
     check_sampling,
     check_shapes,
 )
-from wts.launch import DeviceWalk, cuda_device
+from wts.launch import DeviceWalk, check_each, cuda_device
 from wts.noise import Noise
 from wts.pack import PackedHead, pack_head
 from wts.plan import ResidencyPlan
@@ -336,14 +336,7 @@ class Walker:
             WalkTimeout: says which block waited for which, and at which step. The workspace is
                 cleared, so the next walk starts afresh.
         """
-        errors: list[WalkTimeout] = []
-        for walk in self._walks:  # each that gave up is cleared
-            try:
-                walk.check()
-            except WalkTimeout as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        check_each(self._walks)
 
     def report(self) -> WalkReport:
         """Wait for the walks so far and say what they noticed."""

@@ -12,7 +12,8 @@ from functools import partial
 
 from wts.cells import AnyHead
 from wts.device import GpuSpec
-from wts.errors import CompileError, InputError, PlanError, WalkTimeout
+from wts.errors import CompileError, InputError, PlanError
+from wts.launch import check_each
 from wts.numbers import NumberType, WeightType
 from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
@@ -130,14 +131,7 @@ class WalkerSet:
 
         Each Walker is asked, so that each that gave up is cleared; the first error is raised.
         """
-        errors: list[WalkTimeout] = []
-        for walker in self._walkers:
-            try:
-                walker.check()
-            except WalkTimeout as error:
-                errors.append(error)
-        if errors:
-            raise errors[0]
+        check_each(self._walkers)
 
 
 def _with_greedy_plan(

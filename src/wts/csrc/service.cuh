@@ -259,6 +259,7 @@ struct ServiceWarp : ExactWarp {
     return open ? score - score_slack(score) : -minus_infinity();
   }
 
+#if !WTS_EXACT  // whose own are in exact.cuh
   // The best of the candidates that the sweeping warps have offered for one column, in lane 0.
   __device__ __forceinline__ Best block_best(int round, int column) const {
     const int lane = lane_index(), slot = candidate_slot(round);
@@ -269,6 +270,7 @@ struct ServiceWarp : ExactWarp {
     }
     return warp_best(best);
   }
+#endif
 
   // The same in a sampled plan, for as many columns at once as there are lanes for their candidates: true
   // in the lane whose candidate is its column's best.
@@ -335,6 +337,7 @@ struct ServiceWarp : ExactWarp {
     return token;
   }
 
+#if !WTS_EXACT
   // The token that a column's words agree on. Where approximate scores are too close, every block
   // computes the precise ones of the few rows that may have won, from the step logits in their words.
   __device__ __forceinline__ int settle(const Gathered& gathered, int round, int column) const {
@@ -353,6 +356,7 @@ struct ServiceWarp : ExactWarp {
     }
     return winner;
   }
+#endif
 
   // The block's best rows of this step, published as soon as the sweeping warps have offered theirs.
   // Their table rows are asked into L2 at once: each winner is one of these. Gives the time.
@@ -381,7 +385,7 @@ struct ServiceWarp : ExactWarp {
         bool mine_is_best;
         u32 code;
         Best best;
-        best.key = ExactWarp::block_best(round, column(served), mine_is_best, code);
+        best.key = block_best(round, column(served), mine_is_best, code);
         best.key |= static_cast<int>(code << TAG_BITS);
         const ExchangeWord word = pack_word(best, tag);
         if (mine_is_best) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, word);
