@@ -14,7 +14,7 @@ consecutive tokens: row g and row g + 8 of half h of a pair of tiles are tokens 
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import TypeAlias
 
@@ -40,6 +40,7 @@ __all__ = [
     "QuantisedLatents",
     "load_rows",
     "pack_head",
+    "packed_bytes",
     "quantise_latents",
     "quantise_rows",
     "split_rows",
@@ -332,6 +333,11 @@ def unpack_latents(table: torch.Tensor) -> QuantisedLatents:
 
 
 # ---- a whole head ------------------------------------------------------------------------------
+
+
+def packed_bytes(packs: Iterable[PackedHead]) -> int:
+    """Bytes that packed heads hold together; what several share counts once."""
+    return sum({id(tensor): tensor.nbytes for one in packs for tensor in one.tensors}.values())
 
 
 def pack_head(

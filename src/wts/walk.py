@@ -26,7 +26,7 @@ from wts.inputs import (
 )
 from wts.launch import DeviceWalk, check_each, cuda_device
 from wts.noise import Noise
-from wts.pack import PackedHead, pack_head
+from wts.pack import PackedHead, pack_head, packed_bytes
 from wts.plan import ResidencyPlan
 from wts.reference import reference_walk
 from wts.weights import weights_of, with_weights
@@ -361,8 +361,7 @@ class Walker:
     def memory_bytes(self) -> int:
         """Bytes this Walker holds beyond the head it was given."""
         if self.packs:
-            tensors = {id(t): t.nbytes for one in self.packs for t in one.tensors}
-            return sum(tensors.values()) + self.workspace_bytes
+            return packed_bytes(self.packs) + self.workspace_bytes
         assert self._reference is not None
         return sum(weight.nbytes for weight in weights_of(self._reference).values())
 

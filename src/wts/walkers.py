@@ -15,6 +15,7 @@ from wts.device import GpuSpec
 from wts.errors import CompileError, InputError, PlanError
 from wts.launch import check_each
 from wts.numbers import NumberType, WeightType
+from wts.pack import packed_bytes
 from wts.plan import ResidencyPlan
 from wts.planner import plan_residency
 from wts.walk import Backend, Walker
@@ -116,8 +117,7 @@ class WalkerSet:
         if not self._walkers[0].packs:
             return sum(walker.memory_bytes for walker in self._walkers)
         packs = [one for walker in self._walkers for one in walker.packs]
-        tensors = {id(t): t.nbytes for one in packs for t in one.tensors}
-        return sum(tensors.values()) + sum(walker.workspace_bytes for walker in self._walkers)
+        return packed_bytes(packs) + sum(walker.workspace_bytes for walker in self._walkers)
 
     def refresh(self, head: AnyHead) -> None:
         """Take changed weights in place, each packed once; see `Walker.refresh`."""
