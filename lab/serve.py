@@ -1,10 +1,9 @@
 """The same comparison with SGLang as the verifier: `python -m lab.serve DATA MODELS OUT`.
 
-Wants SGLang and the plugin of this package. The same held-out prompts are continued by an engine
-whose head runs as SGLang runs it (WTS_SGLANG=0) and by one that walks, each in a process of its
-own, since a process decides once. Accepted length is completion_tokens / spec_verify_ct of each
-prompt. That the second one walked is to be seen in its log, where the plugin says which path runs:
-a start whose log does not have its line is an error.
+Wants SGLang. The same held-out prompts are continued by an engine whose head runs as SGLang runs it
+and by one that walks, each in a process of its own, since a process decides once; side by side,
+since no time is measured. Accepted length is completion_tokens / spec_verify_ct of each prompt.
+Which path ran is to be seen in the logs: a start whose log does not prove it is an error.
 
 OUT gets serve.json and the logs of both engines.
 """
@@ -12,33 +11,48 @@ OUT gets serve.json and the logs of both engines.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import importlib
 import json
 import os
+import signal
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from lab.acceptance import PER_DOMAIN, Prompt, by_domain, draw_prompts
 from lab.data import read_tokens
-from wts.bench import serving_setting
+from wts.bench import serving_greedy, serving_setting
+from wts.bench.geometry import Drafter
+from wts.bench.serving_paths import Plugins, environment_of, plugin_folders, prove
 from wts.checkpoint import read_config
-from wts.errors import DeviceError
+from wts.errors import DeviceError, InputError
 
 __all__ = ["compare_served", "engine_arguments"]
 
-_LINE = "wts: on for "  # what the plugin's line in the log starts with, where walks run
+_PATHS = ("sglang", "wts")
 _TIME_OUT_S = 540
 
 
-def engine_arguments(target: Path, draft: Path, *, requests: int, seed: int) -> dict[str, object]:
+def engine_arguments(
+    target: Path, draft: Path, *, requests: int, longest: int, seed: int
+) -> dict[str, object]:
     """Arguments of `sglang.Engine` for a drafter, whose head its folder names."""
-    domino = read_config(draft).domino is not None
     return serving_setting.engine_arguments(
-        target, draft, domino=domino, requests=requests, seed=seed
+        target,
+        draft,
+        domino=_drafter(draft) == "domino",
+        requests=requests,
+        longest=longest,
+        seed=seed,
     )
+
+
+def _drafter(draft: Path) -> Drafter:
+    return "dspark" if read_config(draft).domino is None else "domino"
 
 
 def _work(job_file: Path, result_file: Path) -> None:
@@ -69,39 +83,82 @@ def _work(job_file: Path, result_file: Path) -> None:
     result_file.write_text(json.dumps(results), encoding="utf-8")
 
 
-def _start(job: dict[str, Any], out: Path, *, walks: bool) -> list[list[dict[str, Any]]]:
-    """Run one engine in a process of its own; gives what it wrote."""
-    name = "walk" if walks else "sglang"
-    job_file, result_file = out / f"{name}.job.json", out / f"{name}.result.json"
+def _begin(
+    path: str, job: dict[str, Any], out: Path, *, plugins: Plugins, drafter: Drafter
+) -> subprocess.Popen[bytes]:
+    """Start an engine in a process of its own."""
+    job_file, result_file = _files(path, out)
     job_file.write_text(json.dumps(job), encoding="utf-8")
     result_file.unlink(missing_ok=True)
-    log_file = out / f"{name}.log"
-    command = [sys.executable, "-m", "lab.serve", "--work", str(job_file), str(result_file)]
-    environment = os.environ | {"WTS_SGLANG": "1" if walks else "0"}
-    with log_file.open("w", encoding="utf-8") as log:
-        done = subprocess.run(
-            command, env=environment, stdout=log, stderr=subprocess.STDOUT, timeout=_TIME_OUT_S,
-            check=False,
-        )  # fmt: skip
-    if done.returncode != 0 or not result_file.is_file():
+    environment = environment_of(
+        path,
+        os.environ,
+        plugins=plugins,
+        greedy_only=serving_greedy.is_needed(drafter),
+        accept_length=0,
+        scratch=out,
+    )
+    with (out / f"{path}.log").open("wb") as log:
+        return subprocess.Popen(
+            [sys.executable, "-m", "lab.serve", "--work", str(job_file), str(result_file)],
+            env=environment,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,  # an engine's processes are ended with it
+        )
+
+
+def _files(path: str, out: Path) -> tuple[Path, Path]:
+    return out / f"{path}.job.json", out / f"{path}.result.json"
+
+
+def _results(path: str, status: int | None, out: Path, drafter: Drafter) -> Any:
+    """What an engine wrote, where its log proves the path."""
+    _, result_file = _files(path, out)
+    log_file = out / f"{path}.log"
+    if status != 0 or not result_file.is_file():
         raise DeviceError.mismatch(
-            f"the engine ({name})",
+            f"the engine ({path})",
             wanted="results",
-            found=f"exit status {done.returncode}",
+            found="no end in time" if status is None else f"exit status {status}",
             fix=f"read {log_file}",
         )
-    lines = [line for line in log_file.read_text(errors="replace").splitlines() if _LINE in line]
-    if walks and not lines:
+    proof = prove(path, log_file.read_text(encoding="utf-8", errors="replace"), drafter)
+    if isinstance(proof, str):
         raise DeviceError.mismatch(
-            "the log of the walking engine",
-            wanted=f"the plugin's line, with {_LINE!r}",
-            found="none",
-            fix=f"see why in {log_file}; the package has to be installed for SGLang to find it",
+            f"the log of the engine ({path})",
+            wanted="lines that prove its path",
+            found=proof,
+            fix=f"see why in {log_file}",
         )
-    results: list[list[dict[str, Any]]] = json.loads(result_file.read_text(encoding="utf-8"))
-    for line in lines:
-        print(f"{name}: {line}", file=sys.stderr)
-    return results
+    print(f"{path}: {proof.line.strip()}", file=sys.stderr)
+    return json.loads(result_file.read_text(encoding="utf-8"))
+
+
+def _serve(
+    job: dict[str, Any], out: Path, drafter: Drafter
+) -> tuple[list[list[dict[str, Any]]], ...]:
+    """Both engines' results; whatever they started is ended."""
+    plugins = plugin_folders(out / "plugins", needed=True)
+    processes = []
+    statuses: list[int | None] = []
+    deadline = time.monotonic() + _TIME_OUT_S
+    try:
+        for path in _PATHS:
+            processes.append(_begin(path, job, out, plugins=plugins, drafter=drafter))
+        for process in processes:
+            try:
+                statuses.append(process.wait(timeout=max(deadline - time.monotonic(), 0)))
+            except subprocess.TimeoutExpired:
+                statuses.append(None)
+    finally:
+        for process in processes:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait()
+    return tuple(
+        _results(path, status, out, drafter) for path, status in zip(_PATHS, statuses, strict=True)
+    )
 
 
 def compare_served(
@@ -129,14 +186,23 @@ def compare_served(
     Returns:
         For each temperature what `lab.acceptance.compare` gives, without equal states.
     """
+    drafter = _drafter(draft)
+    if serving_greedy.is_needed(drafter) and any(temperatures):
+        raise InputError.mismatch(
+            "temperatures",
+            wanted="0: SGLang verifies sampled drafts of a Domino drafter with flashinfer",
+            found=f"{max(temperatures):g}, and no flashinfer",
+            fix="pass --temperature 0, or install flashinfer-python",
+        )
     out.mkdir(parents=True, exist_ok=True)
+    longest = max(len(prompt.tokens) for prompt in prompts) + new_tokens
     job = {
-        "engine": engine_arguments(target, draft, requests=requests, seed=seed),
+        "engine": engine_arguments(target, draft, requests=requests, longest=longest, seed=seed),
         "prompts": [list(prompt.tokens) for prompt in prompts],
         "new_tokens": new_tokens,
         "temperatures": list(temperatures),
     }
-    theirs, ours = (_start(job, out, walks=walks) for walks in (False, True))
+    theirs, ours = _serve(job, out, drafter)
     domains = [prompt.domain for prompt in prompts]
     found = []
     for temperature, one, other in zip(temperatures, theirs, ours, strict=True):

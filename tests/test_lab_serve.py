@@ -21,6 +21,8 @@ class Engine:
     def __init__(self, **arguments):
         self.walks = os.environ["WTS_SGLANG"] == "1"
         assert arguments["speculative_algorithm"] == "DSPARK"
+        folded = "DSpark draft proposal (greedy) folded into the draft cuda graph"
+        print(folded + (", ours may run it" if self.walks else ""), flush=True)
         if self.walks and {line}:
             print("INFO wts: on for SGLang's DSpark draft: markov head", flush=True)
         elif self.walks:
@@ -68,7 +70,10 @@ def test_both_engines_are_asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 
 @pytest.mark.parametrize(
     ("engine", "words"),
-    [(ENGINE.format(line="False"), "plugin's line"), ("raise SystemExit(3)", "exit status 3")],
+    [
+        (ENGINE.format(line="False"), "plugin stayed off: off for SGLang's DSpark draft: memory"),
+        ("raise SystemExit(3)", "exit status 3"),
+    ],
 )
 def test_a_start_that_does_not_prove_itself_is_an_error(
     engine: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -79,6 +84,6 @@ def test_a_start_that_does_not_prove_itself_is_an_error(
 
 def test_domino_is_served_with_all_candidates(tmp_path: Path) -> None:
     draft, target = save_pair(tmp_path, "domino-3")
-    arguments = engine_arguments(target, draft, requests=4, seed=1)
+    arguments = engine_arguments(target, draft, requests=4, longest=100, seed=1)
     assert arguments["speculative_algorithm"] == "DFLASH"
     assert arguments["speculative_domino_candidate_pool_size"] == 0

@@ -237,7 +237,13 @@ def _given_models(args: argparse.Namespace) -> _Served:
 
 
 def engine_arguments(
-    target: Path, draft: Path, *, domino: bool, requests: int, seed: int
+    target: Path,
+    draft: Path,
+    *,
+    domino: bool,
+    requests: int,
+    seed: int,
+    longest: int | None = None,
 ) -> dict[str, object]:
     """Arguments of `sglang.Engine` for a drafter of either algorithm.
 
@@ -249,6 +255,9 @@ def engine_arguments(
         domino: whether that has a Domino head, which then drafts from the whole vocabulary.
         requests: served at once.
         seed: of the engine.
+        longest: tokens of a request with its prompt, for an engine that shares the GPU with others:
+            it sizes its cache by the memory that is free, which they take meanwhile. None: an
+            engine alone.
     """
     arguments: dict[str, object] = {
         "model_path": str(target),
@@ -268,6 +277,9 @@ def engine_arguments(
     }
     if domino:
         arguments["speculative_domino_candidate_pool_size"] = 0
+    if longest is not None:
+        arguments["max_total_tokens"] = requests * (longest + _TOKENS_TO_SPARE)
+        arguments["mem_fraction_static"] = 0.85
     return arguments
 
 
@@ -280,6 +292,7 @@ def _engine(
         domino=served.drafter == "domino",
         requests=most,
         seed=args.seed,
+        longest=longest_prompt + max(args.tokens) if args.together else None,
     )
     arguments |= {
         "load_format": "dummy" if served.is_random else "auto",
@@ -287,10 +300,6 @@ def _engine(
         "dtype": "bfloat16",
         "log_level": "info",
     }
-    if args.together:
-        # An engine sizes its cache by the memory that is free, which others take meanwhile.
-        longest = longest_prompt + max(args.tokens) + _TOKENS_TO_SPARE
-        arguments |= {"max_total_tokens": most * longest, "mem_fraction_static": 0.85}
     return arguments | dict(args.engine)
 
 
