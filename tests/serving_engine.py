@@ -50,7 +50,7 @@ class Engine:
             text = "off for SGLang: no Hopper GPU" if fault == "off" else on
             lines.append("wts: " + text)
         if self.path == "null_head":
-            lines.append("wts null head: DSpark blocks of 16 are constants")
+            lines.append("wts null head: DSpark blocks of 16 are a fixed random draw")
         if arguments["speculative_algorithm"] == "DFLASH":
             lines.append("DFLASH Domino rollout folded into the draft cuda graph (tp=1).")
         else:

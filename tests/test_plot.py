@@ -204,6 +204,25 @@ class TestFigures:
         assert list(shown.axes[2].lines[0].get_ydata()) == pytest.approx([25.0])
         assert "no record yet" in texts(footprint(results(head=head)))
 
+    def test_each_served_drafter_has_its_curves_of_the_newest_run(self) -> None:
+        def served(run: str, draft: str, path: str, round_us: float) -> Record:
+            more = {"model": "m", "draft": draft, "block": 16, "accept": "simulated"}
+            return record(
+                1.0, bench="serving", run_id=run, path=path, concurrency=1, round_us=round_us,
+                repeat=0, tokens_per_s=1.0, accepted_length=3.0, **more,
+            )  # fmt: skip
+
+        serving = [
+            *(served("1", "domino", "sglang", 100.0), served("1", "domino", "wts", 80.0)),
+            *(served("2", "domino", "sglang", 100.0), served("2", "domino", "wts", 50.0)),
+            *(served("3", "dspark", "sglang", 100.0), served("3", "dspark", "wts", 80.0)),
+        ]
+        lines = gains(results(serving=serving)).axes[0].lines
+        assert [list(line.get_ydata()) for line in lines][:2] == [
+            pytest.approx([100.0]),
+            pytest.approx([25.0]),
+        ]
+
     def test_the_newest_comparison_of_each_head_block_and_temperature_is_drawn(self) -> None:
         def compared(head: str, steps: int, difference: float, **changes: Any) -> Record:
             fields = {"domain": "all", "difference": difference, "commit": "0123456789"}

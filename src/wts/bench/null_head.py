@@ -1,8 +1,12 @@
-"""A head that proposes constants, for SGLang: what is left of a round when no head is walked.
+"""A head that proposes a fixed random draw, for SGLang: what is left of a round without a walk.
 
 It is an SGLang plugin of its own, which `wts bench serving` puts on the path of one start. Base
 logits are computed all the same, through SGLang's own helper: no head is spared them. So the time
 of a round with this head is the least that any head can reach.
+
+The tokens differ, as those of any head do: rows that are alike make the verification of large
+batches cheaper, since their products draw less power, and the bound would be too high. They are
+drawn once, not in a round.
 """
 
 from __future__ import annotations
@@ -15,19 +19,19 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["LOG_PREFIX", "TOKEN", "install"]
+__all__ = ["LOG_PREFIX", "install"]
 
 LOG_PREFIX = "wts null head: "
 """What the line that proves this head begins with."""
 
-TOKEN = 100
-"""What it proposes, a legal token of every vocabulary."""
+_SEED = 0
 
 _SAMPLER = "sglang.srt.kernel_plugins.nvidia.binding.megakernel_draft_sampler"
 _ROLLOUT = "sglang.srt.speculative.domino_utils.domino_greedy_rollout"
 
 _LOGGER = logging.getLogger(__name__)
 _told: set[str] = set()
+_blocks: dict[tuple[Any, ...], torch.Tensor] = {}
 
 
 def install() -> None:
@@ -48,6 +52,14 @@ def _tell(kind: str, text: str) -> None:
         _LOGGER.info("%s%s", LOG_PREFIX, text)
 
 
+def _draw(shape: tuple[int, ...], vocab: int) -> torch.Tensor:
+    """Legal tokens on the CPU, int64: the same ones on every rank and in every start."""
+    import torch
+
+    generator = torch.Generator().manual_seed(_SEED)
+    return torch.randint(vocab, shape, generator=generator, device="cpu")
+
+
 def _sampler_factory(
     original: Callable[..., Any], draft_model: Any, *rest: Any, **named: Any
 ) -> Callable[..., Any]:
@@ -56,8 +68,8 @@ def _sampler_factory(
 
     def factory(*, gamma: int, draft_tokens: torch.Tensor, **unused: Any) -> Callable[..., Any]:
         del unused  # step logits stay the zeros they are, the noise counter does not advance
-        draft_tokens.fill_(TOKEN)
-        _tell("dspark", f"DSpark blocks of {gamma} are constants")
+        draft_tokens.copy_(_draw(tuple(draft_tokens.shape), _vocab_of(draft_model)))
+        _tell("dspark", f"DSpark blocks of {gamma} are a fixed random draw")
 
         def step(
             hidden: torch.Tensor, anchor: torch.Tensor
@@ -71,6 +83,13 @@ def _sampler_factory(
     return factory
 
 
+def _vocab_of(draft_model: Any) -> int:
+    """V: an lm_head may have more rows, which are padding, or a rank's share of them."""
+    lm_head = draft_model.lm_head
+    vocab = getattr(lm_head, "org_vocab_size", None)
+    return int(lm_head.weight.shape[0] if vocab is None else vocab)
+
+
 def _rollout(
     original: Callable[..., Any],
     *,
@@ -81,7 +100,7 @@ def _rollout(
     shift_label: bool,
     **unused: Any,
 ) -> torch.Tensor:
-    """Around a Domino rollout: its base logits, in its order, then constants [B, block - 1]."""
+    """Around a Domino rollout: its base logits, in its order, then a copy of a fixed draw."""
     del original, unused
     import torch
 
@@ -90,5 +109,25 @@ def _rollout(
     hidden = draft_hidden[:, start : start + block - 1].to(lm_head_weight.dtype)
     lines = hidden.transpose(0, 1).contiguous().view(-1, size)
     torch.nn.functional.linear(lines, lm_head_weight[:vocab_size])
-    _tell("domino", f"Domino blocks of {block} are constants")
-    return bonus_tokens.new_full((batch, block - 1), TOKEN)
+    tokens = _block((batch, block - 1), vocab_size, bonus_tokens)
+    _tell("domino", f"Domino blocks of {block} are a fixed random draw")
+    return tokens.clone()  # the caller may write into it
+
+
+def _block(shape: tuple[int, int], vocab: int, like: torch.Tensor) -> torch.Tensor:
+    """The draw of that shape [B, block - 1], made in the warm-up before a batch is captured.
+
+    Raises:
+        RuntimeError: there is none yet, and a graph is being captured.
+    """
+    import torch
+
+    key = (shape, vocab, like.dtype, like.device)
+    if key not in _blocks:
+        if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
+            raise RuntimeError(
+                f"{LOG_PREFIX}no draw of {shape[0]} x {shape[1]} tokens before its graph is "
+                "captured: SGLang did not warm up this batch"
+            )
+        _blocks[key] = _draw(shape, vocab).to(like)
+    return _blocks[key]

@@ -1,9 +1,9 @@
 """`wts bench serving`: what a walk gains in a server, and the most that any head could gain there.
 
 `sglang.Engine` is started with SGLang's own head, with this package's plugin and with a head that
-proposes constants, in turns, each start in a process of its own. A start measures every concurrency
-and temperature some times; what is measured is the difference of a long and a short generation, so
-prefill does not count. What its log does not prove is no record.
+proposes a fixed random draw, in turns, each start in a process of its own. A start measures every
+concurrency and temperature some times; what is measured is the difference of a long and a short
+generation, so prefill does not count. What its log does not prove is no record.
 
 Without `--target` and `--draft` the models are random: real shapes, simulated acceptance, good for
 throughput only. With them they are whatever the folders hold, and greedy texts are compared.

@@ -272,6 +272,7 @@ def engine_arguments(
         "cuda_graph_max_bs_decode": requests,
         "max_running_requests": requests,
         "mem_fraction_static": 0.5,
+        "log_level": "info",  # its log proves the path
         "disable_radix_cache": True,
         "random_seed": seed,
     }
@@ -298,7 +299,6 @@ def _engine(
         "load_format": "dummy" if served.is_random else "auto",
         "speculative_draft_load_format": "auto",
         "dtype": "bfloat16",
-        "log_level": "info",
     }
     return arguments | dict(args.engine)
 

@@ -27,9 +27,9 @@ def gains(results: Results) -> Any | None:
     left, right = figure.subplots(1, 2)
     source = []
     if serving:
-        run = serving_table.runs(serving)[-1]
-        _draw_gains(left, serving_table.rows(run))
-        source.append(serving_table.headline(run))
+        runs = _newest_runs(serving)
+        _draw_gains(left, runs)
+        source.append(f"rounds: {_served(runs)}")
     else:
         _leave_out(left, "no record yet (wts bench serving)")
     if acceptance:
@@ -49,6 +49,19 @@ def _newest(records: Sequence[Record]) -> list[Record]:
     return [found[key] for key in sorted(found, reverse=True)]
 
 
+def _newest_runs(records: Sequence[Record]) -> list[Sequence[Record]]:
+    """The last run of each target and drafter."""
+    found = {(run[0]["model"], run[0]["draft"]): run for run in serving_table.runs(records)}
+    return list(found.values())
+
+
+def _served(runs: Sequence[Sequence[Record]]) -> str:
+    """What was served, as far as it fits below a figure."""
+    models = sorted({f"{run[0]['model']} ({run[0]['accept']} acceptance)" for run in runs})
+    commits = _commits([record for run in runs for record in run])
+    return f"{', '.join(models)}, commits {', '.join(commits)}"
+
+
 def _commits(records: Sequence[Record]) -> list[str]:
     return sorted({str(record["commit"])[:7] for record in records})
 
@@ -58,21 +71,32 @@ def _leave_out(panel: Any, text: str) -> None:
     panel.set_axis_off()
 
 
-def _draw_gains(panel: Any, rows: list[serving_table.Row]) -> None:
-    for temperature in sorted({row.temperature for row in rows}):
-        for path, line in (("wts", "-"), ("null_head", "--")):
-            found = {
-                row.concurrency: 100 * row.gain
-                for row in rows
-                if row.path == path and row.temperature == temperature and row.gain is not None
-            }
-            title = "one walk" if path == "wts" else "no head at all (bound)"
-            if found:
-                label = f"{title}, T = {temperature:g}"
-                panel.plot(list(found), list(found.values()), f"o{line}", label=label)
+def _draw_gains(panel: Any, runs: Sequence[Sequence[Record]]) -> None:
+    requests: set[int] = set()
+    for place, run in enumerate(runs):
+        rows = serving_table.rows(run)
+        requests |= {row.concurrency for row in rows}
+        name = f"{run[0]['head']}, blocks of {run[0]['block']}"
+        for temperature in sorted({row.temperature for row in rows}):
+            for path, line in (("wts", "-"), ("null_head", "--")):
+                found = {
+                    row.concurrency: 100 * row.gain
+                    for row in rows
+                    if row.path == path and row.temperature == temperature and row.gain is not None
+                }
+                title = "one walk" if path == "wts" else "no head at all (bound)"
+                if found:
+                    label = f"{name}: {title}, T = {temperature:g}"
+                    panel.plot(
+                        list(found),
+                        list(found.values()),
+                        f"o{line}",
+                        color=f"C{place}",
+                        label=label,
+                    )
     panel.axhline(0, color="black", linewidth=0.8)
     panel.set_xscale("log", base=2)
-    panel.set_xticks(requests := sorted({row.concurrency for row in rows}), map(str, requests))
+    panel.set_xticks(ticks := sorted(requests), map(str, ticks))
     panel.set_xlabel("concurrent requests")
     panel.set_ylabel("more rounds a second, %")
     panel.legend(fontsize=7)
