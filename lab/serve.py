@@ -29,7 +29,7 @@ from wts.bench import serving_greedy, serving_setting
 from wts.bench.geometry import Drafter
 from wts.bench.serving_paths import Plugins, environment_of, plugin_folders, prove
 from wts.checkpoint import read_config
-from wts.errors import DeviceError, InputError
+from wts.errors import DeviceError
 
 __all__ = ["compare_served", "engine_arguments"]
 
@@ -187,13 +187,7 @@ def compare_served(
         For each temperature what `lab.acceptance.compare` gives, without equal states.
     """
     drafter = _drafter(draft)
-    if serving_greedy.is_needed(drafter) and any(temperatures):
-        raise InputError.mismatch(
-            "temperatures",
-            wanted="0: SGLang verifies sampled drafts of a Domino drafter with flashinfer",
-            found=f"{max(temperatures):g}, and no flashinfer",
-            fix="pass --temperature 0, or install flashinfer-python",
-        )
+    serving_greedy.check_temperatures(drafter, temperatures)
     out.mkdir(parents=True, exist_ok=True)
     longest = max(len(prompt.tokens) for prompt in prompts) + new_tokens
     job = {

@@ -16,8 +16,11 @@ import functools
 import importlib
 import importlib.util
 import logging
+from collections.abc import Sequence
 
-__all__ = ["LOG_LINE", "NOTE", "install", "is_needed"]
+from wts.errors import InputError
+
+__all__ = ["LOG_LINE", "NOTE", "check_temperatures", "install", "is_needed"]
 
 NOTE = "sampled verification off (no flashinfer)"
 """What records say of such a server."""
@@ -36,6 +39,25 @@ _LOGGER = logging.getLogger(__name__)
 def is_needed(drafter: str) -> bool:
     """Whether a drafter cannot be served here but greedily."""
     return drafter == "domino" and not _has_flashinfer()
+
+
+def check_temperatures(drafter: str, temperatures: Sequence[float]) -> None:
+    """Refuse sampled requests where a drafter can only be served greedily.
+
+    Args:
+        drafter: its kind.
+        temperatures: of the requests.
+
+    Raises:
+        InputError: one of them is above 0, which would be verified greedily.
+    """
+    if is_needed(drafter) and any(temperatures):
+        raise InputError.mismatch(
+            "temperature",
+            wanted="0: SGLang verifies sampled drafts of a Domino drafter with flashinfer",
+            found=f"{max(temperatures):g}, and no flashinfer",
+            fix="pass --temperature 0, or install flashinfer-python",
+        )
 
 
 def _has_flashinfer() -> bool:

@@ -127,14 +127,8 @@ def make(args: argparse.Namespace, scratch: Path, *, device: str | torch.device 
             found=f"{len(prompts)} in {args.prompts}",
             fix="pass more prompts, or a smaller --concurrency",
         )
+    serving_greedy.check_temperatures(served.drafter, args.temperature)
     greedy_only = serving_greedy.is_needed(served.drafter)
-    if greedy_only and any(args.temperature):
-        raise InputError.mismatch(
-            "temperature",
-            wanted="0: SGLang verifies sampled drafts of a Domino drafter with flashinfer",
-            found=f"{max(args.temperature):g}, and no flashinfer",
-            fix="pass --temperature 0, or install flashinfer-python",
-        )
     short, long = args.tokens
     return Setting(
         model=served.model,
