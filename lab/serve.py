@@ -11,14 +11,10 @@ OUT gets serve.json and the logs of both engines.
 from __future__ import annotations
 
 import argparse
-import contextlib
 import importlib
 import json
 import os
-import signal
-import subprocess
 import sys
-import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -28,6 +24,7 @@ from lab.data import read_tokens
 from wts.bench import serving_greedy, serving_setting
 from wts.bench.geometry import Drafter
 from wts.bench.serving_paths import Plugins, environment_of, plugin_folders, prove
+from wts.bench.serving_turn import Start, run_turn
 from wts.checkpoint import read_config
 from wts.errors import DeviceError
 
@@ -57,6 +54,7 @@ def _drafter(draft: Path) -> Drafter:
 
 def _work(job_file: Path, result_file: Path) -> None:
     """One engine's share: continue all prompts at all temperatures."""
+    os.dup2(2, 1)  # `run_turn` keeps standard output for answers; what engines print is the log
     job = json.loads(job_file.read_text(encoding="utf-8"))
     engine = importlib.import_module("sglang").Engine(**job["engine"])
     results = []
@@ -83,82 +81,56 @@ def _work(job_file: Path, result_file: Path) -> None:
     result_file.write_text(json.dumps(results), encoding="utf-8")
 
 
-def _begin(
-    path: str, job: dict[str, Any], out: Path, *, plugins: Plugins, drafter: Drafter
-) -> subprocess.Popen[bytes]:
-    """Start an engine in a process of its own."""
-    job_file, result_file = _files(path, out)
-    job_file.write_text(json.dumps(job), encoding="utf-8")
-    result_file.unlink(missing_ok=True)
-    environment = environment_of(
-        path,
-        os.environ,
-        plugins=plugins,
-        greedy_only=serving_greedy.is_needed(drafter),
-        accept_length=0,
-        scratch=out,
+def _start(path: str, job: dict[str, Any], out: Path, plugins: Plugins, drafter: Drafter) -> Start:
+    """A start of an engine."""
+    start = Start(
+        job=out / f"{path}.job.json",
+        results=out / f"{path}.result.json",
+        log=out / f"{path}.log",
+        environment=environment_of(
+            path,
+            os.environ,
+            plugins=plugins,
+            greedy_only=serving_greedy.is_needed(drafter),
+            accept_length=0,
+            scratch=out,
+        ),
+        worker=("-m", "lab.serve", "--work"),
     )
-    with (out / f"{path}.log").open("wb") as log:
-        return subprocess.Popen(
-            [sys.executable, "-m", "lab.serve", "--work", str(job_file), str(result_file)],
-            env=environment,
-            stdout=log,
-            stderr=subprocess.STDOUT,
-            start_new_session=True,  # an engine's processes are ended with it
-        )
+    start.job.write_text(json.dumps(job), encoding="utf-8")
+    return start
 
 
-def _files(path: str, out: Path) -> tuple[Path, Path]:
-    return out / f"{path}.job.json", out / f"{path}.result.json"
-
-
-def _results(path: str, status: int | None, out: Path, drafter: Drafter) -> Any:
+def _results(path: str, start: Start, status: int | None, drafter: Drafter) -> Any:
     """What an engine wrote, where its log proves the path."""
-    _, result_file = _files(path, out)
-    log_file = out / f"{path}.log"
-    if status != 0 or not result_file.is_file():
+    if status != 0 or not start.results.is_file():
         raise DeviceError.mismatch(
             f"the engine ({path})",
             wanted="results",
             found="no end in time" if status is None else f"exit status {status}",
-            fix=f"read {log_file}",
+            fix=f"read {start.log}",
         )
-    proof = prove(path, log_file.read_text(encoding="utf-8", errors="replace"), drafter)
+    proof = prove(path, start.log.read_text(encoding="utf-8", errors="replace"), drafter)
     if isinstance(proof, str):
         raise DeviceError.mismatch(
             f"the log of the engine ({path})",
             wanted="lines that prove its path",
             found=proof,
-            fix=f"see why in {log_file}",
+            fix=f"see why in {start.log}",
         )
     print(f"{path}: {proof.line.strip()}", file=sys.stderr)
-    return json.loads(result_file.read_text(encoding="utf-8"))
+    return json.loads(start.results.read_text(encoding="utf-8"))
 
 
-def _serve(
-    job: dict[str, Any], out: Path, drafter: Drafter
-) -> tuple[list[list[dict[str, Any]]], ...]:
-    """Both engines' results; whatever they started is ended."""
+def _serve(job: dict[str, Any], out: Path, drafter: Drafter) -> list[list[list[dict[str, Any]]]]:
+    """Both engines' results."""
     plugins = plugin_folders(out / "plugins", needed=True)
-    processes = []
-    statuses: list[int | None] = []
-    deadline = time.monotonic() + _TIME_OUT_S
-    try:
-        for path in _PATHS:
-            processes.append(_begin(path, job, out, plugins=plugins, drafter=drafter))
-        for process in processes:
-            try:
-                statuses.append(process.wait(timeout=max(deadline - time.monotonic(), 0)))
-            except subprocess.TimeoutExpired:
-                statuses.append(None)
-    finally:
-        for process in processes:
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait()
-    return tuple(
-        _results(path, status, out, drafter) for path, status in zip(_PATHS, statuses, strict=True)
-    )
+    starts = [_start(path, job, out, plugins, drafter) for path in _PATHS]
+    statuses = run_turn(starts, [], limit_s=_TIME_OUT_S)
+    return [
+        _results(path, start, status, drafter)
+        for path, start, status in zip(_PATHS, starts, statuses, strict=True)
+    ]
 
 
 def compare_served(

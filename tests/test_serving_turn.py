@@ -93,10 +93,9 @@ Turn = Callable[..., list[int | None]]
 
 
 @pytest.fixture
-def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
+def turn(tmp_path: Path) -> Turn:
     """Run starts a, b, ... of three measurements each, with their jobs."""
     (tmp_path / "stand_in.py").write_text(WORKER)
-    monkeypatch.setattr(serving_turn, "_WORKER", "stand_in")
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
 
     def run(*jobs: dict[str, object], limit_s: float = LIMIT_S) -> list[int | None]:
@@ -110,6 +109,7 @@ def turn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Turn:
                     results=tmp_path / f"{name}.jsonl",
                     log=tmp_path / f"{name}.log",
                     environment=environment,
+                    worker=("-m", "stand_in"),
                 )
             )
         orders: list[Order] = orders_of([{(1, 0.0): 3}] * len(jobs), repeats=3)

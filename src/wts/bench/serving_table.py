@@ -11,9 +11,11 @@ from wts.bench.record import Record
 from wts.bench.serving_paths import PATHS
 from wts.errors import InputError
 
-__all__ = ["Row", "figure", "headline", "rows", "runs", "table"]
+__all__ = ["TITLES", "Row", "figure", "headline", "rows", "runs", "table"]
 
-_TITLES = {"wts": "one walk", "null_head": "no head at all (bound)"}
+TITLES = {"wts": "one walk", "null_head": "no head at all (bound)"}
+"""Of the paths that figures compare with SGLang's own head."""
+
 _COLOURS = {"wts": "#1f77b4", "null_head": "#999999"}
 
 
@@ -192,7 +194,7 @@ def figure(records: Sequence[Record], path: Path) -> Path:
     drawing = Figure(figsize=(4.4 * len(temperatures) + 0.6, 3.8), layout="constrained")
     panels = drawing.subplots(1, len(temperatures), sharey=True, squeeze=False)[0]
     for panel, temperature in zip(panels, temperatures, strict=True):
-        for name, title in _TITLES.items():
+        for name, title in TITLES.items():
             line = [
                 (ticks.index(row.concurrency), row.gain, row.gain_low, row.gain_high)
                 for row in found

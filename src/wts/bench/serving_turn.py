@@ -21,8 +21,6 @@ from pathlib import Path
 
 __all__ = ["Order", "Point", "Start", "orders_of", "run_turn"]
 
-_WORKER = "wts.bench.serving_worker"
-
 Point = tuple[int, float]
 """Concurrency and temperature."""
 
@@ -39,12 +37,14 @@ class Start:
         results: the file that it writes.
         log: of everything that it prints.
         environment: of its processes.
+        worker: arguments of Python that run it; the two files follow them.
     """
 
     job: Path
     results: Path
     log: Path
     environment: Mapping[str, str]
+    worker: tuple[str, ...] = ("-m", "wts.bench.serving_worker")
 
 
 def orders_of(wanted: Sequence[Mapping[Point, int]], *, repeats: int) -> list[Order]:
@@ -117,7 +117,7 @@ def run_turn(
 def _begin(start: Start) -> subprocess.Popen[bytes]:
     with start.log.open("wb") as output:
         return subprocess.Popen(
-            [sys.executable, "-m", _WORKER, str(start.job), str(start.results)],
+            [sys.executable, *start.worker, str(start.job), str(start.results)],
             env=dict(start.environment),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,

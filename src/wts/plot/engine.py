@@ -84,9 +84,8 @@ def _draw_gains(panel: Any, runs: Sequence[Sequence[Record]]) -> None:
                     for row in rows
                     if row.path == path and row.temperature == temperature and row.gain is not None
                 }
-                title = "one walk" if path == "wts" else "no head at all (bound)"
                 if found:
-                    label = f"{name}: {title}, T = {temperature:g}"
+                    label = f"{name}: {serving_table.TITLES[path]}, T = {temperature:g}"
                     panel.plot(
                         list(found),
                         list(found.values()),
