@@ -19,14 +19,7 @@ from hypothesis import strategies as st
 from strategies import hopper
 from wts.cells import lane_product
 from wts.errors import HeadError, PlanError
-from wts.exact import (
-    code_scales,
-    exact_logits,
-    latent_bounds,
-    residuals_of,
-    scale_limits,
-    screen_of,
-)
+from wts.exact import exact_logits, latent_bounds, residuals_of, screen_of
 from wts.heads import MarkovHead
 from wts.pack import pack_head, quantise_latents, quantise_rows
 from wts.plan import ResidencyPlan
@@ -172,20 +165,28 @@ def of_kernel(name: str) -> float:
     return float(found[0])
 
 
-HALF_PLACE, LEAST_PLACE = of_kernel("HALF_PLACE"), of_kernel("LEAST_PLACE")
-LARGEST_DECIDED = of_kernel("LARGEST_DECIDED")
+FP32_PLACES, LEAST_PLACE = of_kernel("FP32_PLACES"), of_kernel("LEAST_PLACE")
+HALF_PLACE, LARGEST_DECIDED = of_kernel("HALF_PLACE"), of_kernel("LARGEST_DECIDED")
 
 
-def keys(base: torch.Tensor, dot: torch.Tensor, scale: torch.Tensor, slack: torch.Tensor) -> Any:
-    """X+ of csrc/select.cuh, rounding by rounding: bf16 as fp32 [n, V]."""
+def bounds(base: torch.Tensor, dot: torch.Tensor, scale: torch.Tensor, slack: torch.Tensor) -> Any:
+    """Raised sums of csrc/select.cuh, rounding by rounding: fp32 [n, V]."""
     raised = dot.int().float() + slack[:, None]
-    return (base + raised * scale).bfloat16().float()
+    return base + raised * scale
 
 
-def least(key: torch.Tensor, scale: torch.Tensor, margin: torch.Tensor) -> torch.Tensor:
+def least(bound: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
     """What the kernel takes for certain (`least_key` of csrc/exact.cuh)."""
-    below = key.abs().double() * HALF_PLACE + (scale * margin[:, None]).double() + LEAST_PLACE
-    return (key.double() - below).float().bfloat16().float()
+    below = bound.abs().double() * FP32_PLACES + below.double() + LEAST_PLACE
+    return (bound.double() - below).float().bfloat16().float()
+
+
+def kept(bound: torch.Tensor, *, largest: bool) -> torch.Tensor:
+    """The bound that is left of a candidate, whose eleven last bits name its row."""
+    bits = bound.view(torch.int32)
+    flip = (bits >> 31) & 0x7FFFFFFF
+    ordered = (bits ^ flip) & -2048 | (2047 if largest else 0)
+    return (ordered ^ flip).view(torch.float32)
 
 
 @given(
@@ -221,29 +222,26 @@ def test_exact_logits_lie_within_their_bounds(
     base = (torch.randn(6, 64, generator=generator) * of_base).bfloat16()
     exact = exact_logits(weight, base, latent).float()
     levels, scale = quantise_rows(weight)
-    code_scales(scale)
     high, low, latent_scale = quantise_latents(latent)
-    whole = 256 * high.int() + low.int()
     screen = screen_of(weight, scale, levels)
-    dot = whole.double() @ levels.double().T
+    dot = (256 * high.double() + low.double()) @ levels.double().T
     residuals = residuals_of(weight, scale, levels, len(latent))
     assert residuals is not None
-    rough = replace(  # as on a GPU
-        residuals, rows=residuals.rows.bfloat16(), away=residuals.away.bfloat16()
-    )
     slacks = []
-    for measured in (None, residuals, rough):
-        slack, margin = latent_bounds(latent, whole, latent_scale, screen, measured)
-        key = keys(base.float(), dot, scale[None] * latent_scale[:, None], slack)
+    for measured in (None, residuals):
+        slack, margin = latent_bounds(latent, high, low, latent_scale, screen, measured)
+        bound = bounds(base.float(), dot, scale[None] * latent_scale[:, None], slack)
+        key = kept(bound, largest=True).bfloat16().float()
         # Else the block is undecided, and its exact logits are computed whatever the bound.
-        decided = key.abs() < LARGEST_DECIDED
+        decided = kept(bound, largest=False).abs() < LARGEST_DECIDED
         assert bool((key >= exact)[decided].all())
-        certain = least(key, scale[None], margin)
+        certain = least(kept(bound, largest=False), scale[None] * margin[:, None])
         assert bool((certain <= exact)[decided].all())
+        # By a word that does not say how many places, and the largest scale.
+        below = key.abs() * HALF_PLACE + screen[0] * margin[:, None]
+        assert bool((least(key, below) <= exact)[decided].all())
         slacks.append(slack)
-    assert bool((torch.stack(slacks[1:]) <= slacks[0]).all())
-    limit = scale_limits(scale)[scale.view(torch.int32) & 7]
-    assert bool((limit >= scale).all())
+    assert bool((slacks[1] <= slacks[0]).all())
     if shape == "normal" and (of_row, of_latent, of_base) == (30.0, 30.0, 0.0):
         assert float((key - certain).max()) < 1e4, "bounds say something"
 
@@ -255,26 +253,21 @@ def test_bounds_are_of_use_beside_rows_of_large_scale() -> None:
     large[7] *= 1000
     for weight in (head.projection, large):
         levels, scale = quantise_rows(weight)
-        code_scales(scale)
         screen = screen_of(weight, scale, levels)
-        high, low, latent_scale = quantise_latents(head.table[:1])
-        _, margin = latent_bounds(
-            head.table[:1], 256 * high.int() + low.int(), latent_scale, screen
-        )
-        limit = scale_limits(scale)[scale.view(torch.int32) & 7]
-        assert float((limit * margin).median()) < 1.0
+        quantised = quantise_latents(head.table[:1])
+        for residuals in (None, residuals_of(weight, scale, levels, 1)):
+            _, margin = latent_bounds(head.table[:1], *quantised, screen, residuals)
+            assert float((scale * margin).median()) < 1.0
 
 
 def test_measured_bounds_are_narrow() -> None:
     head = MarkovHead.random(vocab=3000, rank=256, seed=1)
     levels, scale = quantise_rows(head.projection)
-    code_scales(scale)
     screen = screen_of(head.projection, scale, levels)
-    high, low, latent_scale = quantise_latents(head.table[:50])
-    given = head.table[:50], 256 * high.int() + low.int(), latent_scale, screen
+    given = head.table[:50], *quantise_latents(head.table[:50]), screen
     residuals = residuals_of(head.projection, scale, levels, 50)
     (by_length, _), (measured, _) = latent_bounds(*given), latent_bounds(*given, residuals)
-    assert float((measured / by_length).median()) < 0.25
+    assert float((measured / by_length).median()) < 0.15
     assert residuals_of(head.projection, scale, levels, 1 << 20) is None, "not on a CPU"
 
 
@@ -282,8 +275,8 @@ def test_rows_that_are_not_finite_are_left_out_of_residuals() -> None:
     weight = torch.randn(40, 64).bfloat16()
     weight[3, 5], weight[7] = torch.nan, 0.0
     levels, scale = quantise_rows(weight)
-    code_scales(scale)
     found = residuals_of(weight, scale, levels, 1)
     assert found is not None
-    assert bool(found.rows.isfinite().all() & found.away.isfinite().all())
+    numbers = found.rows, found.levels, found.scale, found.length
+    assert all(bool(one.isfinite().all()) for one in numbers)
     assert not found.rows[[3, 7]].any()

@@ -109,6 +109,20 @@ def test_what_is_decided_costs_nothing() -> None:
     assert check(head, plan_of(head, batch=2, blocks=3), base, anchor) == (0, 0)
 
 
+@pytest.mark.parametrize("batch", [1, 2, 8])
+def test_equal_logits_that_are_known_need_not_be_computed(batch: int) -> None:
+    """Of several blocks: the lowest token wins. Of one: only its best row's logit is known."""
+    head = noise_head(700, 64, 3, bias=0.01)
+    plan = plan_of(head, batch=batch, blocks=3)
+    base, anchor = inputs(head, batch, 4, 1, deviation=0.1)
+    base[:, :, [299, 600]] = 9.0
+    assert check(head, plan, base, anchor) == (0, 0)
+    base[:, 1, 601] = base[:, 2, 298] = 9.0
+    steps, rows = check(head, plan, base, anchor)
+    assert steps == batch
+    assert rows >= 2 * steps
+
+
 class TestContenders:
     """Rows of very different scales, whose base logits make their exact logits nearly equal.
 
@@ -152,11 +166,12 @@ class TestContenders:
             "two of each": [3, own + 3, rows + 7, rows + own + 9, 2 * rows, 2 * rows + 1],
             "all": list(range(self.VOCAB)),
         }[where]
-        for seed in range(1 if where == "all" else 3):
+        computed = 0
+        for seed in range(1 if where == "all" else 12 // batch + 2):
             head = self.head(seed)
             base, anchor = self.levelled(head, chosen, batch, seed)
-            _, computed = check(head, plan, base, anchor)
-            assert computed >= (len(chosen) if where == "all" else 1)
+            computed += check(head, plan, base, anchor)[1]
+        assert computed >= (0.9 * len(chosen) if where == "all" else batch)
 
     def test_int8_walks_of_them_have_other_tokens(self) -> None:
         head = self.head(0)

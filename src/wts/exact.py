@@ -19,20 +19,20 @@ largest |q|, C = (spread |u| + growth |u - t U|) / t (1 + 2^-16) + 1. Where s t 
 every row's exact logit decides; a latent of zeros has bias 0.
 
 The sum with the base logit and its rounding are monotone, so they need no slack. Downwards, the
-product is less than 2 s t C below the raised one, and z = base + product at most half a place of
-bf16 from its key. So a row lies at most s M and that half place below its key, with the margin of
-its latent M = 2 t C (1 + 2^-14). A block says its best row's s as one of seven limits, drawn from
-the scales of all rows, the last the largest: the code of a row is in the low bits of its scale,
-whose levels stay what they are. So a row of a large scale makes no other row's bound wider.
+product is less than s M below the raised one, with the margin of its latent M = 2 t C (1 + 2^-14):
+of a row whose raised sum is z, the exact logit is between the roundings of z - s M, and a place of
+fp32 less, and of z. A block says its best row's rounded z, and how many places of bf16 below it the
+other end is. So a row of a large scale makes no other row's bound wider.
 
 Markov latents have C and M in their table rows. The kernel makes those of other latents itself, a
 little larger: `bound_latent` of csrc/latents.cuh.
 
 **Measured.** A Markov latent is a table row, known when weights are packed; so where there is time
 for the products of all rows with all latents (`Residuals`), the errors themselves take the place of
-products of lengths, which they can reach only where row and latent point the same way. C is then a
-fifth of what it was. Every number is a bound either way: tokens are the same, only how many rows
-have to be computed is not.
+products of lengths, which they can reach only where row and latent point the same way: how far R()
+of the exact bias is above the int8 product, and how far below it, of each latent the largest of all
+rows. C is then an eighth of what it was, and M the sum of both. Every number is a bound either way:
+tokens are the same, only how many rows have to be computed is not.
 """
 
 from __future__ import annotations
@@ -51,7 +51,6 @@ from wts.plan import (
     EXACT_SOURCE_WORDS,
     LARGEST_EXACT_PRODUCT,
     LEAST_EXACT_PRODUCT,
-    SCALE_LIMITS,
 )
 
 __all__ = [
@@ -59,7 +58,6 @@ __all__ = [
     "Residuals",
     "Screen",
     "check_exact_weights",
-    "code_scales",
     "exact_head",
     "exact_logits",
     "latent_bounds",
@@ -68,14 +66,13 @@ __all__ = [
 ]
 
 _ROWS_AT_ONCE = 1 << 13  # their products are made in fp64
-_PRODUCTS_AT_ONCE = 1 << 26  # of rows and latents; two of each are held
+_PRODUCTS_AT_ONCE = 1 << 25  # of rows and latents, in a handful of fp32 copies
 _MOST_CPU_PRODUCTS = 1 << 25  # a second on two cores
-_LIMITED = (0.5, 0.8, 0.95, 0.99, 0.999, 0.9999, 1.0)  # shares of rows up to each of SCALE_LIMITS
-_CODE_BITS = SCALE_LIMITS.bit_length()  # one code more: of an undecided block
+_NEAR_ZERO = 2.0**-117  # 512 times the smallest normal number
 
 Screen: TypeAlias = torch.Tensor
-"""fp32 [11]: seven limits of scales; spread, growth; of rows that are not zero the smallest scale;
-the largest |w|."""
+"""fp32 [5]: the largest scale; spread, growth; of rows that are not zero the smallest scale; the
+largest |w|."""
 
 
 def exact_logits(
@@ -190,7 +187,7 @@ def screen_of(weight: torch.Tensor, row_scale: torch.Tensor, levels: torch.Tenso
 
     Args:
         weight: bf16 [V, r], W.
-        row_scale: fp32 [V], coded; NaN where a row is not finite.
+        row_scale: fp32 [V]; NaN where a row is not finite.
         levels: int8 [V, r].
     """
     spread = growth = longest = 0.0
@@ -206,89 +203,75 @@ def screen_of(weight: torch.Tensor, row_scale: torch.Tensor, levels: torch.Tenso
         longest = max(longest, _largest(rows.norm(dim=1)[finite]))
         some = finite & (rows != 0).any(1)
         smallest = min(smallest, -_largest(-scale[some], float("-inf")))
-    numbers = torch.tensor([spread, growth, smallest, longest], dtype=torch.float64)
-    return torch.cat([scale_limits(row_scale), _upwards(numbers).to(row_scale.device)])
-
-
-def scale_limits(row_scale: torch.Tensor) -> torch.Tensor:
-    """Seven limits of scales, fp32 [7], ascending, that no code changes; the last is above all."""
-    scales = row_scale[row_scale.isfinite()].sort().values
-    if not len(scales):
-        return torch.zeros(len(_LIMITED), device=row_scale.device)
-    last = len(scales) - 1
-    at = torch.tensor([min(int(share * len(scales)), last) for share in _LIMITED])
-    bits = scales[at.to(scales.device)].view(torch.int32)
-    return (bits | ((1 << _CODE_BITS) - 1)).view(torch.float32)
-
-
-def code_scales(row_scale: torch.Tensor) -> None:
-    """Put the code of each row, fp32 [V], into the low bits of its scale: in place.
-
-    It is the number of the first limit that is not below the scale. A row that is not finite stays.
-    """
-    code = torch.searchsorted(scale_limits(row_scale), row_scale).to(torch.int32)
-    bits = (row_scale.view(torch.int32) & -(1 << _CODE_BITS)) | code
-    row_scale.copy_(torch.where(row_scale.isfinite(), bits.view(torch.float32), row_scale))
+    largest = _largest(row_scale[row_scale.isfinite()])
+    numbers = torch.tensor([largest, spread, growth, smallest, longest], dtype=torch.float64)
+    return _upwards(numbers).to(row_scale.device)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
 class Residuals:
-    """Rows of W and of what int8 leaves of them, to be multiplied by latents.
+    """Rows of W and of its levels, to be multiplied by latents; those that are not finite are 0.
 
     Args:
-        rows: [V, r], w / s.
-        away: [V, 2 r], (w - s q) / s beside q.
-        row_norm, away_norm, level_norm: the largest lengths of w / s and of both halves of `away`.
+        rows: fp32 [V, r], w.
+        levels: fp32 [V, r], q.
+        scale: fp32 [V], s.
+        length: fp32 [V], |w|, a little more.
+        longest: the largest |w| / s.
     """
 
     rows: torch.Tensor
-    away: torch.Tensor
-    row_norm: float
-    away_norm: float
-    level_norm: float
+    levels: torch.Tensor
+    scale: torch.Tensor
+    length: torch.Tensor
+    longest: float
 
-    def slack(self, latent: torch.Tensor, quantised: torch.Tensor) -> torch.Tensor:
-        """How far above its int8 product a row's rounded bias may be, of s t, and that far below.
+    def slacks(
+        self, latent: torch.Tensor, high: torch.Tensor, low: torch.Tensor, scale: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """How far above its int8 product a row's rounded bias may be, in s t, and how far below.
 
-        Products are made in the number type of the rows. With u the unit of bf16 (fp32 ones may be
-        made of it, too), each is off by less than 4 u |a| |b| for its factors' roundings and its
-        sum's, which is kept in fp32, and by 2 u of itself for its own.
+        Sums of r fp32 products are off by less than (r + 1) 2^-24 |w| |u| in any order, those of
+        exact logits by less than 16 times 2^-24, and by r 2^-126 where numbers near 0 are taken
+        for 0. Those of levels are whole numbers below 2^24, so exact. What else is rounded, here
+        or in the kernel, is less than 2^-19 |w| |u| together.
 
         Args:
-            latent: fp64 [n, r], u / t.
-            quantised: [n, r], their levels.
+            latent: fp32 [n, r], u.
+            high, low: fp32 [n, r], the planes of its levels.
+            scale: fp32 [n], t.
 
         Returns:
-            fp64 [n]: the largest of all rows.
+            fp64 [n] each: the largest of all rows.
         """
-        left = latent - quantised.double()
-        beside = torch.cat([latent, left], 1)
-        unit = 2.0**-8
-        rounding = 2.0**-8 + 2.0**-17
-        found = []
+        above: list[torch.Tensor] = []
+        below: list[torch.Tensor] = []
+        length = latent.double().norm(dim=1)
+        order_of = (length * (latent.shape[1] + 32) * 2.0**-24).float()
         at_once = max(1, _PRODUCTS_AT_ONCE // max(1, len(self.rows)))
         with _sums_in_fp32():
             for first in range(0, len(latent), at_once):
-                one = latent[first : first + at_once].to(self.rows.dtype) @ self.rows.T
-                two = beside[first : first + at_once].to(self.rows.dtype) @ self.away.T
-                # Their sum is rounded once more, which is one unit of it.
-                found.append(two.abs_().add_(one.abs_(), alpha=rounding).amax(1).double())
-        length = latent.norm(dim=1)
-        lengths = (self.away_norm + rounding * self.row_norm) * length
-        lengths += self.level_norm * left.norm(dim=1)
-        largest = torch.cat(found).mul(1 + 4 * unit).add(lengths, alpha=4 * unit)
-        return largest.add(length, alpha=2.0**-20 * self.row_norm)  # the order of the exact sum
+                here = slice(first, first + at_once)
+                dot = torch.add(low[here] @ self.levels.T, high[here] @ self.levels.T, alpha=256.0)
+                bias = latent[here] @ self.rows.T
+                order = torch.outer(order_of[here], self.length) + _NEAR_ZERO
+                for found, sign in ((above, 1.0), (below, -1.0)):
+                    rounded = torch.add(bias, order, alpha=sign).bfloat16().float()
+                    rounded.div_(self.scale).div_(scale[here, None]).sub_(dot)
+                    found.append(rounded.mul_(sign).amax(1))
+        rounding = length / scale.double() * (2.0**-19 * self.longest)
+        return torch.cat(above).double() + rounding, torch.cat(below).double() + rounding
 
 
 @contextmanager
 def _sums_in_fp32() -> Iterator[None]:
-    """Have a library keep the parts of bf16 products' sums in fp32."""
-    kept = torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction
-    torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = False
+    """Have a library multiply fp32 numbers as they are."""
+    kept = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("highest")
     try:
         yield
     finally:
-        torch.backends.cuda.matmul.allow_bf16_reduced_precision_reduction = kept
+        torch.set_float32_matmul_precision(kept)
 
 
 def residuals_of(
@@ -298,35 +281,29 @@ def residuals_of(
 
     Args:
         weight: bf16 [V, r], W.
-        row_scale: fp32 [V], coded; NaN where a row is not finite.
+        row_scale: fp32 [V]; NaN where a row is not finite.
         levels: int8 [V, r].
         latents: how many will be multiplied.
     """
     if not weight.is_cuda and len(weight) * latents > _MOST_CPU_PRODUCTS:
         return None
-    dtype = torch.bfloat16 if weight.is_cuda else torch.float32
-    rank = weight.shape[1]
-    rows = weight.new_zeros(len(weight), rank, dtype=dtype)
-    away = weight.new_zeros(len(weight), 2 * rank, dtype=dtype)
-    row_norm = away_norm = level_norm = 0.0
-    for first in range(0, len(weight), _ROWS_AT_ONCE):
-        last = first + _ROWS_AT_ONCE
-        scale = row_scale[first:last, None].double()
-        finite = scale.isfinite()
-        level = torch.where(finite, levels[first:last].double(), 0)
-        row = torch.where(finite, weight[first:last].double() / scale, 0)
-        row_norm = max(row_norm, _largest(row.norm(dim=1)))
-        away_norm = max(away_norm, _largest((row - level).norm(dim=1)))
-        level_norm = max(level_norm, _largest(level.norm(dim=1)))
-        rows[first:last], away[first:last] = row, torch.cat([row - level, level], 1)
+    finite = row_scale.isfinite()
+    rows = torch.where(finite[:, None], weight.float(), 0.0)
+    scale = torch.where(finite, row_scale, 1.0)
+    length = rows.double().norm(dim=1)
     return Residuals(
-        rows=rows, away=away, row_norm=row_norm, away_norm=away_norm, level_norm=level_norm
+        rows=rows,
+        levels=torch.where(finite[:, None], levels.float(), 0.0),
+        scale=scale,
+        length=_upwards(length),
+        longest=_largest(length / scale),
     )
 
 
 def latent_bounds(
     latent: torch.Tensor,
-    quantised: torch.Tensor,
+    high: torch.Tensor,
+    low: torch.Tensor,
     scale: torch.Tensor,
     screen: Screen,
     residuals: Residuals | None = None,
@@ -335,7 +312,7 @@ def latent_bounds(
 
     Args:
         latent: bf16 [n, r].
-        quantised: [n, r], their levels 256 hi + lo.
+        high, low: int8 [n, r], the planes of its levels 256 high + low.
         scale: fp32 [n].
         screen: of the head.
         residuals: of the head, to measure errors instead of bounding them by lengths.
@@ -343,17 +320,23 @@ def latent_bounds(
     Returns:
         fp32 [n] each, rounded up; NaN or infinite where a latent is not finite.
     """
-    spread, growth, smallest, longest = screen[-4:].double()
+    spread, growth, smallest, longest = screen[1:].double()
     u, t = latent.double(), scale.double()
-    norm, away = u.norm(dim=1), (u - t[:, None] * quantised.double()).norm(dim=1)
-    slack = (spread * norm + growth * away) / t
+    levels = 256 * high.double() + low.double()
+    norm, away = u.norm(dim=1), (u - t[:, None] * levels).norm(dim=1)
+    above = below = (spread * norm + growth * away) / t
     if residuals is not None:
-        slack = torch.minimum(slack, residuals.slack(u / t[:, None], quantised))
-    slack = slack * (1 + 2.0**-16) + 1
+        measured = residuals.slacks(latent.float(), high.float(), low.float(), scale)
+        # What is measured may be NaN where numbers are too large or small: lengths bound these.
+        above, below = (torch.fmin(above, found).clamp_min(0) for found in measured)
     outside = (t * smallest < LEAST_EXACT_PRODUCT) | (longest * norm > LARGEST_EXACT_PRODUCT)
-    slack = torch.where(outside & (norm != 0), float("inf"), slack)
-    slack = _upwards(slack)
-    margin = _upwards(2 * t * slack.double() * (1 + 2.0**-14))
+
+    def widened(slack: torch.Tensor) -> torch.Tensor:
+        slack = slack * (1 + 2.0**-16) + 1
+        return torch.where(outside & (norm != 0), float("inf"), slack)
+
+    slack = _upwards(widened(above))
+    margin = _upwards(t * (slack.double() + widened(below)) * (1 + 2.0**-14))
     return slack, margin
 
 

@@ -25,7 +25,6 @@ from wts.cells import AnyHead, Cell, cell_of, hidden_part, input_rows
 from wts.exact import (
     ExactHead,
     Residuals,
-    code_scales,
     exact_head,
     latent_bounds,
     residuals_of,
@@ -371,8 +370,6 @@ def pack_head(
     packed = into or _room_for(head, plan, device, done)
     if not any(packed.tiles is other.tiles for other in done):
         _pack_projection(head, plan, packed, device)
-        if plan.exact:
-            code_scales(packed.row_scale[: plan.vocab])
     shared = next((other for other in done if packed.table is other.table), None)
     if shared is not None:
         return replace(packed, exact=shared.exact)
@@ -460,8 +457,7 @@ def _fetched_rows(
     high, low, scale = quantise_latents(rows)
     packed = pack_latents(high, low, scale)
     if exact is not None:
-        levels = 256 * high.int() + low.int()
-        bounds = latent_bounds(rows, levels, scale, exact.screen, residuals)
+        bounds = latent_bounds(rows, high, low, scale, exact.screen, residuals)
         first = 2 * rows.shape[1] + 4
         packed[:, first : first + 8] = torch.stack(bounds, 1).view(torch.uint8)
     return packed

@@ -216,6 +216,7 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 }
 
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
+inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(static_cast<unsigned>(value)); }
 inline int __ffs(int value) { return __builtin_ffs(value); }
 
 inline int __shfl_sync(unsigned, int value, int lane) {

@@ -1,11 +1,13 @@
 // The exact walk: int8 sums only tell which rows may have the best logit of the unquantised head; where
 // these are several, their exact logits decide, of weights in memory (numerics.md, docs/exact.md).
-//   Candidates are upper bounds X+ >= X of exact logits X. How far X may lie below its X+ depends on the
-// row's scale: a margin. A block is decided if every other row's X+ is below what its best row has at
-// least; its word then says the margin, by a code, and so bounds the winner from below. What is not under
-// that bound contends. One contender, decided: the winner. Several: every block computes the exact logits
-// of the decided ones, so that nothing more is exchanged; an undecided one's block finds its own best row
-// and says it in a second word, for which the others wait.
+//   Candidates are upper bounds of exact logits before their last rounding, which they bound when they are
+// rounded alike. How far below its bound a row may be depends on its scale: a margin. A block is decided if
+// every other row's bound is below what its best row has at least; its word says the rounded bound and, by a
+// code, how many places of bf16 below it that row may be. Often none: its exact logit is known. What may be
+// better than the likely winner has at least, or as good with a lower token, contends. No contender but it,
+// decided: the winner. Several: every block computes the exact logits of the decided ones, so that nothing
+// more is exchanged; an undecided one's block finds its own best row and says it in a second word, for which
+// the others wait.
 #pragma once
 #include "latents.cuh"
 
@@ -16,26 +18,32 @@ namespace wts {
 static_assert(!plan::WIDE && STEP_TYPE == Number::BF16, "exact walks compare bf16 logits in short words");
 static_assert(plan::CANDIDATES <= 32, "a lane for each candidate");
 
-// Below its bound a logit may lie by half a place of bf16 (2^-8 and a little; near 0 the smallest normal
-// number), and by the margin.
-constexpr float HALF_PLACE = 0.00397f, LEAST_PLACE = 1.17549435e-38f;
+// Below its bound a row may be by what fp32 rounds (2^-23 and a little), near 0 by the smallest normal number,
+// and by the margin; below a bound that was rounded to bf16 by half a place more (2^-8 and a little).
+constexpr float FP32_PLACES = 4.77e-7f, LEAST_PLACE = 1.17549435e-38f, HALF_PLACE = 0.00397f;
 constexpr float LARGEST_DECIDED = 3.3e38f;  // above, and at infinity and NaN, a bound says nothing
 
-// The code of a word: of its row's margin, as in the low bits of the row's scale, or that its block is
-// undecided. In a list of contenders a bit says the latter.
+// The code of a word: how many places its row may be below its key, or that its block is undecided. In a
+// list of contenders a bit says the latter.
 constexpr u32 CODE_MASK = 7;
 constexpr u32 UNDECIDED = CODE_MASK;
-static_assert(plan::SCALE_LIMITS == UNDECIDED && TAG_BITS + 3 == ROW_SHIFT, "three bits of code");
+static_assert(TAG_BITS + 3 == ROW_SHIFT, "three bits of code");
 __device__ __forceinline__ u32 word_code(ExchangeWord word) {
   return static_cast<u32>(word) >> TAG_BITS & CODE_MASK;
 }
 constexpr u32 BLOCK_NOT_TOKEN = 1u << 31;
 
-__device__ __forceinline__ int key_part(int candidate) {
-  return candidate & static_cast<int>(0xffff0000u);
+// 0, 1, 2 and 3 places have a code each; then up to 7, 15 and 31.
+__device__ __forceinline__ u32 code_of_places(u32 places) {
+  return places < 4 ? places : min(33u - static_cast<u32>(__clz(static_cast<int>(places))), UNDECIDED);
+}
+__device__ __forceinline__ int places_of(u32 code) {
+  return static_cast<int>(code < 4 ? code : (1u << (code - 1)) - 1);
 }
 
-// The bf16 number of a candidate's key, and the key of a number rounded to bf16.
+__device__ __forceinline__ int key_part(int key) { return key & static_cast<int>(0xffff0000u); }
+
+// The bf16 number of a key, and the key of a number rounded to bf16.
 __device__ __forceinline__ float key_value(int key) {
   return __int_as_float(key_part(key) ^ ((key >> 31) & 0x7fff0000));
 }
@@ -44,12 +52,27 @@ __device__ __forceinline__ int key_of(float value) {
   return bits ^ ((bits >> 31) & 0x7fff0000);
 }
 
-// What the row of a key, a finite one, has at least: a key. The margin is of rows of scale 1. A scale that is
-// NaN, of weights that are not finite, says nothing.
-__device__ __forceinline__ int least_key(int key, float scale, float margin) {
-  const float value = key_value(key);
-  const float below = fmaf(fabsf(value), HALF_PLACE, fmaf(scale, margin, LEAST_PLACE));
-  const float least = __fadd_rn(value, -below);
+// The key of a candidate: of the largest bound that it may stand for.
+__device__ __forceinline__ int bound_key(int candidate) {
+  return candidate == NEVER ? NEVER : key_of(score_of_key(candidate | LAST_ROW));
+}
+
+// The least bound that a candidate may stand for.
+__device__ __forceinline__ float least_bound(int candidate) {
+  return score_of_key(candidate & ~LAST_ROW);
+}
+
+// A candidate whose largest bound is below this has a key below that of `key`: half a place under it, and
+// one of fp32 more.
+__device__ __forceinline__ int floor_of(int key) { return key + ((key >> 31) & 0xffff) - 0x8001; }
+__device__ __forceinline__ bool reaches(int candidate, int floor) {
+  return (candidate | LAST_ROW) >= floor;
+}
+
+// What a row has at least, a key, by its bound, a finite one, and how far below that it may be. NaN, of
+// weights that are not finite, says nothing.
+__device__ __forceinline__ int least_key(float bound, float below) {
+  const float least = __fadd_rn(bound, -fmaf(fabsf(bound), FP32_PLACES, __fadd_rn(below, LEAST_PLACE)));
   return least == least ? key_of(least) : NEVER;
 }
 
@@ -79,19 +102,17 @@ struct ExactWarp : LatentWarp {
     }
   };
 
-  // The block's best row of a column, in all lanes, with the code of its word in the lane that has it: whether
-  // another row is too close to it, or its bound says nothing. What one's own candidate has at least is
-  // found while lanes agree on the best one.
+  // The block's best row of a column, in all lanes, and its word but for the tag in the lane that has it: it
+  // says whether another row is too close, or its bound says nothing. What one's own candidate has at least
+  // is found while lanes agree on the best one.
   __device__ __forceinline__ int block_best(int round, int column, bool& mine_is_best,
-                                            u32& code) const {
+                                            Best& word) const {
     const int lane = lane_index();
     const int* candidates = shared.candidate_key[candidate_slot(round)][column];
     const float margin = shared.margin[request(round_group(round), column)];
     const int mine = lane < plan::SWEEP_WARPS ? candidates[lane] : NEVER;
     const int best = warp_max(mine);
-    const float scale =
-        shared.row_scale[min(compact_row(static_cast<u32>(mine)), plan::ROWS - 1)];
-    const int least = least_key(mine, scale, margin);
+    const int key = bound_key(mine), least = least_of_row(mine, margin);
     mine_is_best = mine == best && lane < plan::SWEEP_WARPS;
     const int warp = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, mine_is_best))) - 1;
     int rival = mine_is_best ? NEVER : mine;
@@ -104,9 +125,17 @@ struct ExactWarp : LatentWarp {
       rival = max(rival, candidates[plan::SWEEP_WARPS + lane]);
     }
     const bool unsure = mine_is_best && !bounded(mine);
-    const bool close = key_part(rival) >= __shfl_sync(0xffffffffu, least, warp);
-    code = __any_sync(0xffffffffu, close || unsure) ? UNDECIDED : __float_as_uint(scale) & CODE_MASK;
-    return best;
+    const bool close = reaches(rival, __shfl_sync(0xffffffffu, floor_of(least), warp));
+    const u32 sure = code_of_places(static_cast<u32>(key - least) >> 16);
+    const u32 code = __any_sync(0xffffffffu, close || unsure) ? UNDECIDED : sure;
+    word.key = key | (mine & LAST_ROW) << ROW_SHIFT | static_cast<int>(code << TAG_BITS);
+    return candidate_row(best);
+  }
+
+  // What a candidate's row has at least.
+  __device__ __forceinline__ int least_of_row(int candidate, float margin) const {
+    const float scale = shared.row_scale[min(candidate_row(candidate), plan::ROWS - 1)];
+    return least_key(least_bound(candidate), __fmul_rn(scale, margin));
   }
 
   // Whether a lane of a warp that multiplies alone holds rows of a column's request.
@@ -115,17 +144,19 @@ struct ExactWarp : LatentWarp {
   }
 
   // Whether a bound says anything; of NaN it does not.
-  __device__ __forceinline__ static bool bounded(int key) {
-    return fabsf(key_value(key)) < LARGEST_DECIDED;
+  __device__ __forceinline__ static bool bounded(int candidate) {
+    return fabsf(least_bound(candidate)) < LARGEST_DECIDED;
   }
 
-  // What a block's best row has at least, by its word; of an undecided one its scale may be the largest.
-  __device__ __forceinline__ int least_of(ExchangeWord word, float margin) const {
-    const u32 code = min(word_code(word), static_cast<u32>(plan::SCALE_LIMITS - 1));
-    return least_key(word_key(word), shared.scale_limit[code], margin);
+  // What a block's best row has at least, by its word, which is decided.
+  __device__ __forceinline__ static int least_of(ExchangeWord word) {
+    return word_key(word) - (places_of(word_code(word)) << 16);
   }
 
-  // The most that any word's row has for certain.
+  // A word among all: of the largest key, then of the lowest block.
+  __device__ __forceinline__ static int rank_of(int key, int block) { return key | (0xffff - block); }
+
+  // The most that any word's row has for certain. Of an undecided one the scale may be the largest.
   __device__ __forceinline__ int least_of_bounded(const Gathered& gathered, int round,
                                                   int column) const {
     const float margin = shared.margin[request(round_group(round), column)];
@@ -133,8 +164,10 @@ struct ExactWarp : LatentWarp {
 #pragma unroll
     for (int i = 0; i < BLOCKS_PER_LANE; ++i) {
       const ExchangeWord word = gathered.words[i];
-      if (word_key(word) != NEVER && bounded(word_key(word)))
-        least = max(least, least_of(word, margin));
+      const float bound = key_value(word_key(word));
+      if (word_key(word) == NEVER || !(fabsf(bound) < LARGEST_DECIDED)) continue;
+      const float below = fmaf(fabsf(bound), HALF_PLACE, __fmul_rn(shared.largest_scale, margin));
+      least = max(least, word_code(word) == UNDECIDED ? least_key(bound, below) : least_of(word));
     }
     return warp_max(least);
   }
@@ -249,16 +282,15 @@ struct ExactWarp : LatentWarp {
   // too, all of the warp's rows are computed.
   __device__ __forceinline__ void publish_exact(int round, int column, int least) const {
     const int lane = lane_index(), first = static_cast<int>(blockIdx.x) * plan::ROWS;
-    const auto is_close = [&](int candidate) { return candidate != NEVER && key_part(candidate) >= least; };
     int candidate = NEVER;
     if (lane < plan::CANDIDATES)
       candidate = shared.candidate_key[candidate_slot(round)][column][lane];
     // Its own rows may have more for certain than its word has told.
     int certain = NEVER;
     if (lane < plan::SWEEP_WARPS && candidate != NEVER && bounded(candidate))
-      certain = least_key(candidate, shared.row_scale[compact_row(static_cast<u32>(candidate))],
-                          shared.margin[request(round_group(round), column)]);
-    least = max(least, warp_max(certain));
+      certain = least_of_row(candidate, shared.margin[request(round_group(round), column)]);
+    const int floor = floor_of(max(least, warp_max(certain)));
+    const auto is_close = [&](int candidate) { return candidate != NEVER && reaches(candidate, floor); };
     const u32 close = __ballot_sync(0xffffffffu, is_close(candidate));
     // Warps whose lanes' candidates are looked at, or all rows; and what else warps have offered.
     const u32 crowded = plan::LANE_SLOTS > 0 ? close : close >> (2 * plan::SWEEP_WARPS);
@@ -290,7 +322,7 @@ struct ExactWarp : LatentWarp {
         const int at = min(item, items - 1), behind = at - alone;
         const bool one = behind < 0;
         const int place = one ? place_of_bit(single, at) : place_of_bit(deep, behind / LANE_ROWS);
-        const int row = compact_row(static_cast<u32>(__shfl_sync(0xffffffffu, value, place)));
+        const int row = candidate_row(__shfl_sync(0xffffffffu, value, place));
         if (one) return row;
         if constexpr (plan::LANE_SLOTS == 0) return warp_row(warp, behind);
         return LaneRows(warp, place).row(behind % LANE_ROWS / 2) + behind % 2;
@@ -339,7 +371,7 @@ struct ExactWarp : LatentWarp {
   // won as well.
   struct Verdict {
     int token;
-    int lane;  // that has its word
+    int block, lane;  // that has its word
     ExchangeWord word;
   };
 
@@ -348,25 +380,27 @@ struct ExactWarp : LatentWarp {
     const ExchangeWord mine = gathered.best_of_lane(block);
     const u32 first = Gathered::best_block(mine, block);
     Verdict verdict;
-    verdict.lane = lane_of(static_cast<int>(first));
+    verdict.block = static_cast<int>(first);
+    verdict.lane = lane_of(verdict.block);
     verdict.word =
         static_cast<u32>(__shfl_sync(0xffffffffu, static_cast<int>(mine), verdict.lane));
-    verdict.token = Gathered::token_of(verdict.word, static_cast<int>(first));
+    verdict.token = Gathered::token_of(verdict.word, verdict.block);
     return verdict;
   }
 
-  // What the likely winner has at least: a key.
-  __device__ __forceinline__ int bound_of(const Verdict& verdict, int round, int column) const {
-    return least_of(verdict.word, shared.margin[request(round_group(round), column)]);
+  // What the likely winner has at least, as a rank: its token beats others that are as good.
+  __device__ __forceinline__ static int least_rank(const Verdict& verdict) {
+    return rank_of(least_of(verdict.word), verdict.block);
   }
 
-  // Whether it is the winner: its block is sure, and no other word is above its bound.
+  // Whether it is the winner: its block is sure, and no other word ranks as high as it does at least.
   __device__ __forceinline__ bool decided(const Gathered& gathered, const Verdict& verdict, int round,
                                           int column) const {
-    const int bound = bound_of(verdict, round, column);
-    int above = lane_index() == verdict.lane ? -1 : 0;
+    const int lane = lane_index(), least = least_rank(verdict);
+    int above = lane == verdict.lane ? -1 : 0;
 #pragma unroll
-    for (int i = 0; i < BLOCKS_PER_LANE; ++i) above += word_key(gathered.words[i]) >= bound;
+    for (int i = 0; i < BLOCKS_PER_LANE; ++i)
+      above += rank_of(word_key(gathered.words[i]), block_of(lane, i)) >= least;
     const bool open = __any_sync(0xffffffffu, above > 0) || word_code(verdict.word) == UNDECIDED;
     return !open || request(round_group(round), column) >= args.num_requests;
   }
@@ -378,15 +412,14 @@ struct ExactWarp : LatentWarp {
     u32* list = shared.race[service()];
     // An undecided block's word says less than others may.
     const bool sure = word_code(verdict.word) != UNDECIDED;
-    const int bound = sure ? bound_of(verdict, round, column)
-                           : least_of_bounded(gathered, round, column);
+    const int least = sure ? least_rank(verdict) : least_of_bounded(gathered, round, column);
     int contenders = 0, undecided_ones = 0;
     bool own = false;
 #pragma unroll
     for (int i = 0; i < BLOCKS_PER_LANE; ++i) {
       const ExchangeWord word = gathered.words[i];
       const int block = block_of(lane, i);
-      const bool in = block < plan::NUM_BLOCKS && word_key(word) >= bound;
+      const bool in = block < plan::NUM_BLOCKS && rank_of(word_key(word), block) >= least;
       const bool undecided = in && word_code(word) == UNDECIDED;
       const u32 lanes = __ballot_sync(0xffffffffu, in);
       if (in)
@@ -398,7 +431,7 @@ struct ExactWarp : LatentWarp {
       undecided_ones += __popc(__ballot_sync(0xffffffffu, undecided));
     }
     __syncwarp();
-    if (__any_sync(0xffffffffu, own)) publish_exact(round, column, bound);
+    if (__any_sync(0xffffffffu, own)) publish_exact(round, column, key_part(least));
     Found best;
 #pragma unroll 1
     for (int at = 0; at < contenders && undecided_ones < contenders; at += AT_ONCE) {

@@ -102,8 +102,7 @@ struct Shared {
   // The unquantised head, as in ExactSource.
   alignas(16) const Byte* exact_weight;
   const Byte* exact_table;
-  float scale_limit[plan::SCALE_LIMITS];
-  float spread, growth, smallest, longest;
+  float largest_scale, spread, growth, smallest, longest;
   // What warps that make a latent together tell each other of its length.
   unsigned int team_squares[plan::SERVICE_WARPS];
 #endif

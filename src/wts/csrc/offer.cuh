@@ -318,8 +318,7 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
       logits[i][1] = bases[i].y;
     }
     if constexpr (!plan::WIDE) {
-      offers.best[judged.block(i)].offer_pair(round_bf16x2(logits[i][0], logits[i][1]),
-                                              rows.row(judged.accumulator(i)),
+      offers.best[judged.block(i)].offer_pair(logits[i], rows.row(judged.accumulator(i)),
                                               tile_present(lane, judged.accumulator(i)));
     } else {
       round_pair(logits[i][0], logits[i][1]);

@@ -8,7 +8,7 @@ namespace wts {
 struct ExactSource {
   const Byte* weight;   // W, [VOCAB or more, RANK] in bf16
   const Byte* table;    // E, [TABLE_ROWS, RANK] in bf16, of a Markov head
-  float scale_limit[plan::SCALE_LIMITS];    // the largest scale of rows of each code
+  float largest_scale;                      // of rows
   float spread, growth, smallest, longest;  // how a latent's slack is made of it (wts/exact.py)
 };
 static_assert(sizeof(ExactSource) == 8 * plan::EXACT_SOURCE_WORDS, "as ExactHead.source makes it");

@@ -140,7 +140,8 @@ __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff80
 
 // A compact candidate keeps the bf16 key above the inverted row, so that one signed maximum picks
 // the largest key and, among equals, the lowest row. The tag of the exchange fits below; in an exact walk
-// with a code above it that says how far below its key the row may be (exact.cuh).
+// with a code above it that says how far below its key the row may be (exact.cuh). Until then an exact
+// walk's candidates keep so many bits of their bounds that the inverted row fits below.
 constexpr int ROW_BITS = plan::EXACT ? 11 : 12;
 constexpr int TAG_BITS = plan::EXACT ? 2 : 4;
 constexpr int ROW_SHIFT = 16 - ROW_BITS;
@@ -153,6 +154,14 @@ __device__ __forceinline__ int compact_candidate(int key, int inverted_row_shift
 
 __device__ __forceinline__ int compact_row(u32 candidate) {
   return LAST_ROW - static_cast<int>((candidate >> ROW_SHIFT) & LAST_ROW);
+}
+
+__device__ __forceinline__ int bound_candidate(float bound, int inverted_row) {
+  return (score_order(bound) & ~LAST_ROW) | inverted_row;
+}
+
+__device__ __forceinline__ int candidate_row(int candidate) {
+  return LAST_ROW - (candidate & LAST_ROW);
 }
 
 // The same for two bf16 scores at once: keys of 16 bits that compare as signed numbers.
@@ -182,12 +191,17 @@ struct Best {
     }
   }
 
-  // Two scores in bf16 of consecutive rows, where candidates are compact.
-  __device__ __forceinline__ void offer_pair(u32 scores, int first_row, bool present) {
-    const u32 keys = ordered_keys_bf16x2(scores);
+  // Two scores of consecutive rows, where candidates are compact: to be rounded to bf16, or bounds.
+  __device__ __forceinline__ void offer_pair(const float (&scores)[2], int first_row, bool present) {
+#if WTS_EXACT
+    const int even = bound_candidate(scores[0], LAST_ROW - first_row);
+    const int odd = bound_candidate(scores[1], LAST_ROW - first_row - 1);
+#else
+    const u32 keys = ordered_keys_bf16x2(round_bf16x2(scores[0], scores[1]));
     const u32 inverted = static_cast<u32>(LAST_ROW - first_row) << ROW_SHIFT;
     const int even = static_cast<int>((keys << 16) + inverted);
     const int odd = static_cast<int>((keys & 0xffff0000u) + (inverted - (1u << ROW_SHIFT)));
+#endif
     const int larger = present ? max(even, odd) : NEVER;
 #if WTS_EXACT
     second = max(second, max(min(key, larger), present ? min(even, odd) : NEVER));

@@ -383,17 +383,15 @@ struct ServiceWarp : ExactWarp {
       for (int served = 0; served < SERVED; ++served) {
 #if WTS_EXACT
         bool mine_is_best;
-        u32 code;
         Best best;
-        best.key = block_best(round, column(served), mine_is_best, code);
-        best.key |= static_cast<int>(code << TAG_BITS);
-        const ExchangeWord word = pack_word(best, tag);
-        if (mine_is_best) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, word);
+        const int best_row = block_best(round, column(served), mine_is_best, best);
+        if (mine_is_best) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, pack_word(best, tag));
 #else
         const ExchangeWord word = pack_word(block_best(round, column(served)), tag);
         if (lane == 0) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, word);
+        const int best_row = word_row(word);
 #endif
-        if (lane == served) row = word_row(word);
+        if (lane == served) row = best_row;
       }
     }
     mark(args, round, PUBLISHED);

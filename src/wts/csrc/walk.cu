@@ -44,8 +44,7 @@ __device__ __forceinline__ void prepare(const WalkArgs& args, Shared& shared) {
 #if WTS_EXACT
   shared.exact_weight = args.exact->weight;
   shared.exact_table = args.exact->table;
-  for (int code = 0; code < plan::SCALE_LIMITS; ++code)
-    shared.scale_limit[code] = args.exact->scale_limit[code];
+  shared.largest_scale = args.exact->largest_scale;
   shared.spread = args.exact->spread;
   shared.growth = args.exact->growth;
   shared.smallest = args.exact->smallest;

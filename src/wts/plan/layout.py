@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from wts.plan.units import FRAGMENT_BYTES, SCALE_LIMITS, SERVICE_WARPS
+from wts.plan.units import FRAGMENT_BYTES, SERVICE_WARPS
 
 if TYPE_CHECKING:
     from wts.plan.residency import ResidencyPlan
@@ -76,7 +76,7 @@ def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
             ("lane_candidate", max(1, plan.lane_slots * plan.sweep_warps * 32) * 8, 16),
             ("exact_weight", 8, 16),
             ("exact_table", 8, 8),
-            ("scale_limit", 4 * SCALE_LIMITS, 4),
+            ("largest_scale", 4, 4),
             ("spread", 4, 4),
             ("growth", 4, 4),
             ("smallest", 4, 4),

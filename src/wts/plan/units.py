@@ -17,7 +17,6 @@ __all__ = [
     "LEAST_TEMPERATURE",
     "MOST_DRAWING_TILES",
     "PAIR_ROWS",
-    "SCALE_LIMITS",
     "SERVICE_WARPS",
     "SLAB_BYTES",
     "SUMS_JUDGED",
@@ -46,9 +45,8 @@ WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
 FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES, FIRST_EXACT_POLL_CYCLES = 200, 100, 270
 LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
-EXACT_ROWS = 2048  # in an exact walk, whose words say a margin too
-SCALE_LIMITS = 7  # margins that they can say
-EXACT_SOURCE_WORDS = 2 + (SCALE_LIMITS + 4 + 1) // 2  # 64-bit: two addresses, then numbers in fp32
+EXACT_ROWS = 2048  # in an exact walk, whose words say more
+EXACT_SOURCE_WORDS = 2 + (5 + 1) // 2  # 64-bit: two addresses, then numbers in fp32
 # Of a row's scale and a latent's, and of their lengths: bounds hold in between (exact.py).
 LEAST_EXACT_PRODUCT, LARGEST_EXACT_PRODUCT = 2.0**-120, 2.0**126
 SUMS_JUDGED = 2  # accumulators of tcgen05 that a warp reads and judges at once
