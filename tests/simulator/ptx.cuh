@@ -378,6 +378,8 @@ inline void prefetch_l2(const void* pointer, u32 bytes) {
   if (bytes % 16 != 0) sim::fail("prefetch of odd size", pointer, bytes);
 }
 
+inline void made_here(u32&) {}
+
 inline int warp_max(int value) {
   const sim::Packet* all = sim::meet(static_cast<u32>(value));
   int most = static_cast<int>(all[0].word[0]);

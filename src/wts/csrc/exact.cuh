@@ -33,12 +33,15 @@ __device__ __forceinline__ u32 word_code(ExchangeWord word) {
 }
 constexpr u32 BLOCK_NOT_TOKEN = 1u << 31;
 
-// 0, 1, 2 and 3 places have a code each; then up to 7, 15 and 31.
+// Up to 6 places have a code each, where errors were measured. Bounds by lengths are wider: up to 3, then 7, 15
+// and 31.
+constexpr bool MEASURED = HEAD == Head::MARKOV;
 __device__ __forceinline__ u32 code_of_places(u32 places) {
-  return places < 4 ? places : min(33u - static_cast<u32>(__clz(static_cast<int>(places))), UNDECIDED);
+  if (MEASURED || places < 4) return min(places, UNDECIDED);
+  return min(33u - static_cast<u32>(__clz(static_cast<int>(places))), UNDECIDED);
 }
 __device__ __forceinline__ int places_of(u32 code) {
-  return static_cast<int>(code < 4 ? code : (1u << (code - 1)) - 1);
+  return static_cast<int>(MEASURED || code < 4 ? code : (1u << (code - 1)) - 1);
 }
 
 __device__ __forceinline__ int key_part(int key) { return key & static_cast<int>(0xffff0000u); }
@@ -52,9 +55,10 @@ __device__ __forceinline__ int key_of(float value) {
   return bits ^ ((bits >> 31) & 0x7fff0000);
 }
 
-// The key of a candidate: of the largest bound that it may stand for.
+// The key of a candidate: of the largest bound that it may stand for; of none that of -inf.
 __device__ __forceinline__ int bound_key(int candidate) {
-  return candidate == NEVER ? NEVER : key_of(score_of_key(candidate | LAST_ROW));
+  constexpr int LEAST = static_cast<int>(0x807fffffu);
+  return key_of(score_of_key(max(candidate | LAST_ROW, LEAST)));
 }
 
 // The least bound that a candidate may stand for.
@@ -62,19 +66,13 @@ __device__ __forceinline__ float least_bound(int candidate) {
   return score_of_key(candidate & ~LAST_ROW);
 }
 
-// A candidate whose largest bound is below this has a key below that of `key`: half a place under it, and
-// one of fp32 more.
-__device__ __forceinline__ int floor_of(int key) { return key + ((key >> 31) & 0xffff) - 0x8001; }
-__device__ __forceinline__ bool reaches(int candidate, int floor) {
-  return (candidate | LAST_ROW) >= floor;
+// What a row has at least, a key, by its bound, a finite one, a relative error of it, and the row's margin. Of
+// weights that are not finite that is NaN, whose key is above that of the bound.
+__device__ __forceinline__ int least_key(float bound, float relative, float scale, float margin) {
+  const float below = fmaf(fabsf(bound), relative, fmaf(scale, margin, LEAST_PLACE));
+  return key_of(__fadd_rn(bound, -below));
 }
-
-// What a row has at least, a key, by its bound, a finite one, and how far below that it may be. NaN, of
-// weights that are not finite, says nothing.
-__device__ __forceinline__ int least_key(float bound, float below) {
-  const float least = __fadd_rn(bound, -fmaf(fabsf(bound), FP32_PLACES, __fadd_rn(below, LEAST_PLACE)));
-  return least == least ? key_of(least) : NEVER;
-}
+__device__ __forceinline__ int never_if_nan(int least, int key) { return least > key ? NEVER : least; }
 
 struct ExactWarp : LatentWarp {
   static constexpr int TURNS = (plan::RANK + 255) / 256;  // of eight elements a lane
@@ -102,40 +100,31 @@ struct ExactWarp : LatentWarp {
     }
   };
 
-  // The block's best row of a column, in all lanes, and its word but for the tag in the lane that has it: it
-  // says whether another row is too close, or its bound says nothing. What one's own candidate has at least
-  // is found while lanes agree on the best one.
-  __device__ __forceinline__ int block_best(int round, int column, bool& mine_is_best,
-                                            Best& word) const {
+  // The block's best row of a column, in all lanes, and its word in the lane that has it: it says whether
+  // another row is too close, or its bound says nothing. Each sweeping warp offers two. What every lane's
+  // word would be is made before lanes agree, so that little is left to do behind that.
+  __device__ __forceinline__ int block_best(int round, int column, u32 tag, bool& mine_is_best,
+                                            ExchangeWord& word) const {
     const int lane = lane_index();
     const int* candidates = shared.candidate_key[candidate_slot(round)][column];
     const float margin = shared.margin[request(round_group(round), column)];
-    const int mine = lane < plan::SWEEP_WARPS ? candidates[lane] : NEVER;
-    const int best = warp_max(mine);
+    const int mine = candidates[lane % (2 * plan::SWEEP_WARPS)];  // some lanes the same
     const int key = bound_key(mine), least = least_of_row(mine, margin);
+    const u32 places = code_of_places(static_cast<u32>(key - least) >> 16);
+    word = static_cast<u32>(key | (mine & LAST_ROW) << ROW_SHIFT) | tag |
+           (bounded(mine) ? places : UNDECIDED) << TAG_BITS;
+    made_here(word);
+    const int best = warp_max(mine);
+    const int rival = warp_max(mine == best ? NEVER : key);
     mine_is_best = mine == best && lane < plan::SWEEP_WARPS;
-    const int warp = __ffs(static_cast<int>(__ballot_sync(0xffffffffu, mine_is_best))) - 1;
-    int rival = mine_is_best ? NEVER : mine;
-    if constexpr (plan::LANE_SLOTS > 0) {
-      // Rows of other warps stand behind those warps' best.
-      const int2 kept = lane_candidates(shared, round, warp)[lane];
-      const int other = kept.x == best ? kept.y : kept.x;
-      if (of_column(lane, column)) rival = max(rival, other);
-    } else if (lane < 2 * plan::SWEEP_WARPS) {
-      rival = max(rival, candidates[plan::SWEEP_WARPS + lane]);
-    }
-    const bool unsure = mine_is_best && !bounded(mine);
-    const bool close = reaches(rival, __shfl_sync(0xffffffffu, floor_of(least), warp));
-    const u32 sure = code_of_places(static_cast<u32>(key - least) >> 16);
-    const u32 code = __any_sync(0xffffffffu, close || unsure) ? UNDECIDED : sure;
-    word.key = key | (mine & LAST_ROW) << ROW_SHIFT | static_cast<int>(code << TAG_BITS);
+    word |= rival >= least ? UNDECIDED << TAG_BITS : 0;
     return candidate_row(best);
   }
 
   // What a candidate's row has at least.
   __device__ __forceinline__ int least_of_row(int candidate, float margin) const {
     const float scale = shared.row_scale[min(candidate_row(candidate), plan::ROWS - 1)];
-    return least_key(least_bound(candidate), __fmul_rn(scale, margin));
+    return least_key(least_bound(candidate), FP32_PLACES, scale, margin);
   }
 
   // Whether a lane of a warp that multiplies alone holds rows of a column's request.
@@ -166,8 +155,9 @@ struct ExactWarp : LatentWarp {
       const ExchangeWord word = gathered.words[i];
       const float bound = key_value(word_key(word));
       if (word_key(word) == NEVER || !(fabsf(bound) < LARGEST_DECIDED)) continue;
-      const float below = fmaf(fabsf(bound), HALF_PLACE, __fmul_rn(shared.largest_scale, margin));
-      least = max(least, word_code(word) == UNDECIDED ? least_key(bound, below) : least_of(word));
+      const int rough = least_key(bound, HALF_PLACE, shared.largest_scale, margin);
+      least = max(least, word_code(word) == UNDECIDED ? never_if_nan(rough, word_key(word))
+                                                      : least_of(word));
     }
     return warp_max(least);
   }
@@ -288,12 +278,17 @@ struct ExactWarp : LatentWarp {
     // Its own rows may have more for certain than its word has told.
     int certain = NEVER;
     if (lane < plan::SWEEP_WARPS && candidate != NEVER && bounded(candidate))
-      certain = least_of_row(candidate, shared.margin[request(round_group(round), column)]);
-    const int floor = floor_of(max(least, warp_max(certain)));
-    const auto is_close = [&](int candidate) { return candidate != NEVER && reaches(candidate, floor); };
+      certain = never_if_nan(
+          least_of_row(candidate, shared.margin[request(round_group(round), column)]),
+          bound_key(candidate));
+    least = max(least, warp_max(certain));
+    const auto is_close = [&](int candidate) {
+      return candidate != NEVER && bound_key(candidate) >= least;
+    };
     const u32 close = __ballot_sync(0xffffffffu, is_close(candidate));
     // Warps whose lanes' candidates are looked at, or all rows; and what else warps have offered.
-    const u32 crowded = plan::LANE_SLOTS > 0 ? close : close >> (2 * plan::SWEEP_WARPS);
+    const u32 crowded = plan::LANE_SLOTS > 0 ? close & ((1u << plan::SWEEP_WARPS) - 1)
+                                             : close >> (2 * plan::SWEEP_WARPS);
     const u32 offered = plan::LANE_SLOTS > 0 ? 0
                                              : close & ~(crowded << plan::SWEEP_WARPS | crowded) &
                                                    ((1u << 2 * plan::SWEEP_WARPS) - 1);

@@ -403,10 +403,13 @@ __device__ __forceinline__ void post_best(Shared& shared, int warp, int lane, in
       if (lane == 0)
         post(shared, round, 4 * block + of_block, warp, winner.key, winner.row, 0.0f);
 #if WTS_EXACT
-      if constexpr (plan::LANE_SLOTS > 0) continue;
       const bool wins = best.key == winner.key;
       const int others = other ? NEVER : wins ? best.second : best.key;
       const int next = warp_max(others);
+      if constexpr (plan::LANE_SLOTS > 0) {
+        if (lane == 0) post(shared, round, 4 * block + of_block, plan::SWEEP_WARPS + warp, next, 0, 0.0f);
+        continue;
+      }
       // A lane keeps its two best rows: where these are the warp's, its next may be as good as the second.
       const int third = warp_max(other ? NEVER : others != next ? others : wins ? next : best.second);
       if (lane == 0) {

@@ -263,6 +263,9 @@ __device__ __forceinline__ void prefetch_l2(const void* pointer) {
   asm volatile("prefetch.global.L2 [%0];" ::"l"(pointer) : "memory");
 }
 
+// A value that the compiler may not put off, to where there is less time for it.
+__device__ __forceinline__ void made_here(u32& value) { asm volatile("" : "+r"(value)); }
+
 // ---- warp-wide ---------------------------------------------------------------------------------
 
 // 9.7.13.9: the largest of a warp's 32 signed values, in all lanes.

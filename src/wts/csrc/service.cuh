@@ -383,9 +383,9 @@ struct ServiceWarp : ExactWarp {
       for (int served = 0; served < SERVED; ++served) {
 #if WTS_EXACT
         bool mine_is_best;
-        Best best;
-        const int best_row = block_best(round, column(served), mine_is_best, best);
-        if (mine_is_best) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, pack_word(best, tag));
+        ExchangeWord word;
+        const int best_row = block_best(round, column(served), tag, mine_is_best, word);
+        if (mine_is_best) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, word);
 #else
         const ExchangeWord word = pack_word(block_best(round, column(served)), tag);
         if (lane == 0) store_relaxed(slot + served * plan::SLOT_LINE_WORDS, word);

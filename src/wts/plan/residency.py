@@ -480,11 +480,11 @@ class ResidencyPlan:
 
     @property
     def candidates(self) -> int:
-        """What sweeping warps offer for a request: a row each, two if sampled.
+        """What sweeping warps offer for a request: a row each, two if sampled or in an exact walk.
 
         Three in an exact walk that does not keep what their lanes offer.
         """
-        each = 2 if self.sampled else 3 if self.exact and not self.lane_slots else 1
+        each = 3 if self.exact and not self.lane_slots else 2 if self.sampled or self.exact else 1
         return self.sweep_warps * each
 
     @property
