@@ -88,7 +88,7 @@ INT8_CHOICES = {
     ),
     "greedy, exact, streaming": (
         Choice("wgmma", 8, 34, 0, 4, (200, 104), 2),
-        Choice("mma", 4, 37, 4, 4, (216, 72)),
+        Choice("mma", 4, 36, 4, 4, (216, 72)),
         Choice("mma", 2, 36, 4, 8, (216, 72)),
         Choice("mma", 1, 37, 4, 5, (216, 72)),
     ),
