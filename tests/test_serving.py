@@ -120,6 +120,7 @@ class TestRun:
         assert len(records_in(tmp_path)) == 2 * 3 * 4 * 2
         engine = starts_in(tmp_path)[0]
         assert engine["max_total_tokens"] == 2 * (4 + 72 + 256)
+        assert engine["sleep_on_idle"], "while others are measured"
 
     def test_a_start_that_fails_does_not_keep_the_others_of_its_turn(
         self, bench: Bench, tmp_path: Path

@@ -250,8 +250,8 @@ def engine_arguments(
         requests: served at once.
         seed: of the engine.
         longest: tokens of a request with its prompt, for an engine that shares the GPU with others:
-            it sizes its cache by the memory that is free, which they take meanwhile. None: an
-            engine alone.
+            it sizes its cache by the memory that is free, which they take meanwhile; and it sleeps
+            while they are measured, where it would poll for requests. None: an engine alone.
     """
     arguments: dict[str, object] = {
         "model_path": str(target),
@@ -275,6 +275,7 @@ def engine_arguments(
     if longest is not None:
         arguments["max_total_tokens"] = requests * (longest + _TOKENS_TO_SPARE)
         arguments["mem_fraction_static"] = 0.85
+        arguments["sleep_on_idle"] = True
     return arguments
 
 
