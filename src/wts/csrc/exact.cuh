@@ -110,7 +110,7 @@ struct ExactWarp : LatentWarp {
     const float margin = shared.margin[request(round_group(round), column)];
     const int mine = candidates[lane % (2 * plan::SWEEP_WARPS)];  // some lanes the same
     const int key = bound_key(mine), least = least_of_row(mine, margin);
-    const u32 places = code_of_places(static_cast<u32>(key - least) >> 16);
+    const u32 places = code_of_places((static_cast<u32>(key) - static_cast<u32>(least)) >> 16);
     word = static_cast<u32>(key | (mine & LAST_ROW) << ROW_SHIFT) | tag |
            (bounded(mine) ? places : UNDECIDED) << TAG_BITS;
     made_here(word);
