@@ -42,7 +42,7 @@ MOST_DRAWING_TILES = 10
 TILES_JUDGED = 2  # of such a warp, at once: a pair, whose noise comes together
 WARPGROUP = 4  # warps that issue a warpgroup's matrix instruction together
 # After publishing; sampled blocks are further apart, so that some wait anyway (docs/measured.md).
-FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES, FIRST_EXACT_POLL_CYCLES = 200, 100, 270
+FIRST_POLL_CYCLES, FIRST_SAMPLED_POLL_CYCLES, FIRST_EXACT_POLL_CYCLES = 200, 100, 330
 LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
 COMPACT_ROWS = 4096  # rows a one-word candidate can name
 EXACT_ROWS = 2048  # in an exact walk, whose words say more
