@@ -224,12 +224,13 @@ def test_exact_logits_lie_within_their_bounds(
     levels, scale = quantise_rows(weight)
     high, low, latent_scale = quantise_latents(latent)
     screen = screen_of(weight, scale, levels)
-    dot = (256 * high.double() + low.double()) @ levels.double().T
+    whole = 256 * high.int() + low.int()
+    dot = whole.double() @ levels.double().T
     residuals = residuals_of(weight, scale, levels, len(latent))
     assert residuals is not None
     slacks = []
     for measured in (None, residuals):
-        slack, margin = latent_bounds(latent, high, low, latent_scale, screen, measured)
+        slack, margin = latent_bounds(latent, whole, latent_scale, screen, measured)
         bound = bounds(base.float(), dot, scale[None] * latent_scale[:, None], slack)
         key = kept(bound, largest=True).bfloat16().float()
         # Else the block is undecided, and its exact logits are computed whatever the bound.
@@ -254,9 +255,10 @@ def test_bounds_are_of_use_beside_rows_of_large_scale() -> None:
     for weight in (head.projection, large):
         levels, scale = quantise_rows(weight)
         screen = screen_of(weight, scale, levels)
-        quantised = quantise_latents(head.table[:1])
+        high, low, latent_scale = quantise_latents(head.table[:1])
+        whole = 256 * high.int() + low.int()
         for residuals in (None, residuals_of(weight, scale, levels, 1)):
-            _, margin = latent_bounds(head.table[:1], *quantised, screen, residuals)
+            _, margin = latent_bounds(head.table[:1], whole, latent_scale, screen, residuals)
             assert float((scale * margin).median()) < 1.0
 
 
@@ -264,7 +266,8 @@ def test_measured_bounds_are_narrow() -> None:
     head = MarkovHead.random(vocab=3000, rank=256, seed=1)
     levels, scale = quantise_rows(head.projection)
     screen = screen_of(head.projection, scale, levels)
-    given = head.table[:50], *quantise_latents(head.table[:50]), screen
+    high, low, latent_scale = quantise_latents(head.table[:50])
+    given = head.table[:50], 256 * high.int() + low.int(), latent_scale, screen
     residuals = residuals_of(head.projection, scale, levels, 50)
     (by_length, _), (measured, _) = latent_bounds(*given), latent_bounds(*given, residuals)
     assert float((measured / by_length).median()) < 0.15

@@ -286,6 +286,55 @@ def test_heads_that_read_hidden_states(
     assert simulator.status.tolist()[5] > 0
 
 
+@pytest.mark.parametrize("batch", [1, 8])
+@pytest.mark.parametrize("bits", [0x7FC0, 0xFFC0])
+def test_a_nan_of_either_sign_wins_where_base_logits_alone_decide(batch: int, bits: int) -> None:
+    head = cells.head_of(DominoHead, 300, 64)
+    gpu = gpu_spec("h200").with_blocks(2)
+    plan = plan_residency(head, gpu, batch=batch, steps=32, exact=True)
+    base, anchor, hidden = cells.inputs(head, batch, 1, 1)
+    base = (base * 0.1).bfloat16()
+    base[:, 0, 3] = 5.0
+    base.view(torch.uint16)[:, 0, 200] = bits
+    tokens = Simulator(head, plan)(base, anchor, hidden=hidden, most_turns=TURNS)
+    assert tokens.tolist() == [[200]] * batch
+
+
+def test_biases_whose_share_of_a_scale_is_no_fp32_number() -> None:
+    """Measured errors are in levels, and a bias over its row's scale may be larger than fp32."""
+    generator = torch.Generator().manual_seed(0)
+    rows = -(0.25 + 0.25 * torch.rand(64, 64, generator=generator)).bfloat16()
+    latents = ((1 + torch.rand(4, 64, generator=generator)) * 1e36).bfloat16()
+    projection = torch.zeros(600, 64).bfloat16()
+    for row, latent in ((11, 0), (34, 0), (35, 0), (5, 2)):
+        projection[300] = rows[row]
+        head = MarkovHead(table=latents[latent].repeat(600, 1), projection=projection.clone())
+        exact = lane_product(rows[row : row + 1], latents[latent : latent + 1])[0, 0].bfloat16()
+        for near in (exact, torch.nextafter(exact, torch.tensor(-torch.inf).bfloat16())):
+            base = torch.full((1, 1, 600), -3.3e38).bfloat16()
+            base[0, 0, 300], base[0, 0, 5] = 0.0, near
+            check(head, plan_of(head, blocks=3), base, torch.tensor([0]))
+
+
+@pytest.mark.parametrize("batch", [1, 8])
+def test_an_undecided_block_below_zero(batch: int) -> None:
+    """Its word's key is half a place from its bound, and what a candidate does not keep more."""
+    generator = torch.Generator().manual_seed(3)
+    row = (torch.randn(64, generator=generator) * 0.1).bfloat16()
+    levels, scale = quantise_rows(row[None])
+    lost = row.float() - scale * levels.float()[0]
+    size = torch.exp(torch.rand(256, 1, generator=generator) * 3) * 3
+    latent = torch.randn(256, 64, generator=generator) * 0.05 * size
+    latent = (latent - lost / lost.abs().max() * size).bfloat16()[197]
+    projection = torch.zeros(600, 64).bfloat16()
+    projection[300] = row
+    head = MarkovHead(table=latent.repeat(600, 1), projection=projection)
+    base = torch.full((batch, 1, 600), -1000.0)
+    base[:, 0, 300], base[:, 0, 5] = -0.8359375, -1.109375
+    anchor = torch.zeros(batch, dtype=torch.int64)
+    check(head, plan_of(head, blocks=3, batch=batch), base.bfloat16(), anchor)
+
+
 HEAD = noise_head(300, 64, 3)
 PLAN = plan_of(HEAD, batch=4, blocks=3)
 

@@ -37,8 +37,6 @@ tokens are the same, only how many rows have to be computed is not.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeAlias
 
@@ -66,9 +64,8 @@ __all__ = [
 ]
 
 _ROWS_AT_ONCE = 1 << 13  # their products are made in fp64
-_PRODUCTS_AT_ONCE = 1 << 25  # of rows and latents, in a handful of fp32 copies
+_PRODUCTS_AT_ONCE = 1 << 25  # of rows and latents, in a handful of fp64 copies
 _MOST_CPU_PRODUCTS = 1 << 25  # a second on two cores
-_NEAR_ZERO = 2.0**-117  # 512 times the smallest normal number
 
 Screen: TypeAlias = torch.Tensor
 """fp32 [5]: the largest scale; spread, growth; of rows that are not zero the smallest scale; the
@@ -212,11 +209,13 @@ def screen_of(weight: torch.Tensor, row_scale: torch.Tensor, levels: torch.Tenso
 class Residuals:
     """Rows of W and of its levels, to be multiplied by latents; those that are not finite are 0.
 
+    In fp64, which no setting of a library's makes less: neither TF32 nor autocast.
+
     Args:
-        rows: fp32 [V, r], w.
-        levels: fp32 [V, r], q.
-        scale: fp32 [V], s.
-        length: fp32 [V], |w|, a little more.
+        rows: fp64 [V, r], w.
+        levels: fp64 [V, r], q.
+        scale: fp64 [V], s.
+        length: fp64 [V], |w|.
         longest: the largest |w| / s.
     """
 
@@ -227,51 +226,36 @@ class Residuals:
     longest: float
 
     def slacks(
-        self, latent: torch.Tensor, high: torch.Tensor, low: torch.Tensor, scale: torch.Tensor
+        self, latent: torch.Tensor, quantised: torch.Tensor, scale: torch.Tensor
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """How far above its int8 product a row's rounded bias may be, in s t, and how far below.
 
-        Sums of r fp32 products are off by less than (r + 1) 2^-24 |w| |u| in any order, those of
-        exact logits by less than 16 times 2^-24, and by r 2^-126 where numbers near 0 are taken
-        for 0. Those of levels are whole numbers below 2^24, so exact. What else is rounded, here
-        or in the kernel, is less than 2^-19 |w| |u| together.
+        The sums of exact logits are off by less than 2^-20 |w| |u|: no more than 16 operations
+        behind one another. What the kernel rounds of its products is less than 2^-19 |w| |u|.
 
         Args:
-            latent: fp32 [n, r], u.
-            high, low: fp32 [n, r], the planes of its levels.
-            scale: fp32 [n], t.
+            latent: fp64 [n, r], u.
+            quantised: fp64 [n, r], its levels.
+            scale: fp64 [n], t.
 
         Returns:
             fp64 [n] each: the largest of all rows.
         """
         above: list[torch.Tensor] = []
         below: list[torch.Tensor] = []
-        length = latent.double().norm(dim=1)
-        order_of = (length * (latent.shape[1] + 32) * 2.0**-24).float()
+        length = latent.norm(dim=1)
         at_once = max(1, _PRODUCTS_AT_ONCE // max(1, len(self.rows)))
-        with _sums_in_fp32():
-            for first in range(0, len(latent), at_once):
-                here = slice(first, first + at_once)
-                dot = torch.add(low[here] @ self.levels.T, high[here] @ self.levels.T, alpha=256.0)
-                bias = latent[here] @ self.rows.T
-                order = torch.outer(order_of[here], self.length) + _NEAR_ZERO
-                for found, sign in ((above, 1.0), (below, -1.0)):
-                    rounded = torch.add(bias, order, alpha=sign).bfloat16().float()
-                    rounded.div_(self.scale).div_(scale[here, None]).sub_(dot)
-                    found.append(rounded.mul_(sign).amax(1))
-        rounding = length / scale.double() * (2.0**-19 * self.longest)
-        return torch.cat(above).double() + rounding, torch.cat(below).double() + rounding
-
-
-@contextmanager
-def _sums_in_fp32() -> Iterator[None]:
-    """Have a library multiply fp32 numbers as they are."""
-    kept = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("highest")
-    try:
-        yield
-    finally:
-        torch.set_float32_matmul_precision(kept)
+        for first in range(0, len(latent), at_once):
+            here = slice(first, first + at_once)
+            dot = quantised[here] @ self.levels.T
+            bias = latent[here] @ self.rows.T
+            unit = torch.outer(scale[here], self.scale)
+            order = torch.outer(length[here] * 2.0**-20, self.length)
+            for found, sign in ((above, 1.0), (below, -1.0)):
+                rounded = torch.add(bias, order, alpha=sign).float().bfloat16().double()
+                found.append(rounded.div_(unit).sub_(dot).mul_(sign).amax(1))
+        rounding = length / scale * (2.0**-19 * self.longest)
+        return torch.cat(above) + rounding, torch.cat(below) + rounding
 
 
 def residuals_of(
@@ -288,22 +272,21 @@ def residuals_of(
     if not weight.is_cuda and len(weight) * latents > _MOST_CPU_PRODUCTS:
         return None
     finite = row_scale.isfinite()
-    rows = torch.where(finite[:, None], weight.float(), 0.0)
-    scale = torch.where(finite, row_scale, 1.0)
-    length = rows.double().norm(dim=1)
+    rows = torch.where(finite[:, None], weight.double(), 0.0)
+    scale = torch.where(finite, row_scale.double(), 1.0)
+    length = rows.norm(dim=1)
     return Residuals(
         rows=rows,
-        levels=torch.where(finite[:, None], levels.float(), 0.0),
+        levels=torch.where(finite[:, None], levels.double(), 0.0),
         scale=scale,
-        length=_upwards(length),
+        length=length,
         longest=_largest(length / scale),
     )
 
 
 def latent_bounds(
     latent: torch.Tensor,
-    high: torch.Tensor,
-    low: torch.Tensor,
+    quantised: torch.Tensor,
     scale: torch.Tensor,
     screen: Screen,
     residuals: Residuals | None = None,
@@ -312,7 +295,7 @@ def latent_bounds(
 
     Args:
         latent: bf16 [n, r].
-        high, low: int8 [n, r], the planes of its levels 256 high + low.
+        quantised: [n, r], their levels 256 hi + lo.
         scale: fp32 [n].
         screen: of the head.
         residuals: of the head, to measure errors instead of bounding them by lengths.
@@ -321,13 +304,12 @@ def latent_bounds(
         fp32 [n] each, rounded up; NaN or infinite where a latent is not finite.
     """
     spread, growth, smallest, longest = screen[1:].double()
-    u, t = latent.double(), scale.double()
-    levels = 256 * high.double() + low.double()
+    u, t, levels = latent.double(), scale.double(), quantised.double()
     norm, away = u.norm(dim=1), (u - t[:, None] * levels).norm(dim=1)
     above = below = (spread * norm + growth * away) / t
     if residuals is not None:
-        measured = residuals.slacks(latent.float(), high.float(), low.float(), scale)
-        # What is measured may be NaN where numbers are too large or small: lengths bound these.
+        measured = residuals.slacks(u, levels, t)
+        # What is measured may be NaN where numbers are not finite: lengths say so, too.
         above, below = (torch.fmin(above, found).clamp_min(0) for found in measured)
     outside = (t * smallest < LEAST_EXACT_PRODUCT) | (longest * norm > LARGEST_EXACT_PRODUCT)
 

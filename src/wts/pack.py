@@ -457,7 +457,8 @@ def _fetched_rows(
     high, low, scale = quantise_latents(rows)
     packed = pack_latents(high, low, scale)
     if exact is not None:
-        bounds = latent_bounds(rows, high, low, scale, exact.screen, residuals)
+        levels = 256 * high.int() + low.int()
+        bounds = latent_bounds(rows, levels, scale, exact.screen, residuals)
         first = 2 * rows.shape[1] + 4
         packed[:, first : first + 8] = torch.stack(bounds, 1).view(torch.uint8)
     return packed

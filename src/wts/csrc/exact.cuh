@@ -19,8 +19,9 @@ static_assert(!plan::WIDE && STEP_TYPE == Number::BF16, "exact walks compare bf1
 static_assert(plan::CANDIDATES <= 32, "a lane for each candidate");
 
 // Below its bound a row may be by what fp32 rounds (2^-23 and a little), near 0 by the smallest normal number,
-// and by the margin; below a bound that was rounded to bf16 by half a place more (2^-8 and a little).
-constexpr float FP32_PLACES = 4.77e-7f, LEAST_PLACE = 1.17549435e-38f, HALF_PLACE = 0.00397f;
+// and by the margin; below a bound that was rounded to bf16 by half a place more, and by what a candidate does
+// not keep (2^-8, 2^-12 and a little).
+constexpr float FP32_PLACES = 4.77e-7f, LEAST_PLACE = 1.17549435e-38f, HALF_PLACE = 0.00416f;
 constexpr float LARGEST_DECIDED = 3.3e38f;  // above, and at infinity and NaN, a bound says nothing
 
 // The code of a word: how many places its row may be below its key, or that its block is undecided. In a

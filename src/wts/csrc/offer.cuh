@@ -314,8 +314,9 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
         if (row + j >= rows_here) logits[i][j] = minus_infinity();
     }
     if (plain) {
-      logits[i][0] = bases[i].x;
-      logits[i][1] = bases[i].y;
+      // Of bounds a NaN has to be the one of arithmetic.
+      logits[i][0] = plan::EXACT ? __fadd_rn(bases[i].x, 0.0f) : bases[i].x;
+      logits[i][1] = plan::EXACT ? __fadd_rn(bases[i].y, 0.0f) : bases[i].y;
     }
     if constexpr (!plan::WIDE) {
       offers.best[judged.block(i)].offer_pair(logits[i], rows.row(judged.accumulator(i)),
