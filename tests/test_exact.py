@@ -175,9 +175,11 @@ def bounds(base: torch.Tensor, dot: torch.Tensor, scale: torch.Tensor, slack: to
     return base + raised * scale
 
 
-def least(bound: torch.Tensor, below: torch.Tensor) -> torch.Tensor:
+def least(
+    bound: torch.Tensor, relative: float, scale: torch.Tensor, margin: torch.Tensor
+) -> torch.Tensor:
     """What the kernel takes for certain (`least_key` of csrc/exact.cuh)."""
-    below = bound.abs().double() * FP32_PLACES + below.double() + LEAST_PLACE
+    below = bound.abs().double() * relative + scale.double() * margin[:, None] + LEAST_PLACE
     return (bound.double() - below).float().bfloat16().float()
 
 
@@ -236,11 +238,11 @@ def test_exact_logits_lie_within_their_bounds(
         # Else the block is undecided, and its exact logits are computed whatever the bound.
         decided = kept(bound, largest=False).abs() < LARGEST_DECIDED
         assert bool((key >= exact)[decided].all())
-        certain = least(kept(bound, largest=False), scale[None] * margin[:, None])
+        certain = least(kept(bound, largest=False), FP32_PLACES, scale, margin)
         assert bool((certain <= exact)[decided].all())
         # By a word that does not say how many places, and the largest scale.
-        below = key.abs() * HALF_PLACE + screen[0] * margin[:, None]
-        assert bool((least(key, below) <= exact)[decided].all())
+        rough = least(key, HALF_PLACE, screen[0], margin)
+        assert bool((rough <= exact)[decided].all())
         slacks.append(slack)
     assert bool((slacks[1] <= slacks[0]).all())
     if shape == "normal" and (of_row, of_latent, of_base) == (30.0, 30.0, 0.0):
