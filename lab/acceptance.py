@@ -36,18 +36,19 @@ from lab.draw import draw_below
 from lab.generate import Block, Generated, Walk, generate
 from lab.target import Target
 from wts.bench import gate, record
-from wts.cells import AnyHead
-from wts.device import GPUS, LOCAL
 from wts.errors import InputError
-from wts.exact import exact_logits
-from wts.heads import MarkovHead
-from wts.noise import Noise
-from wts.pack import PackedHead
-from wts.planner import plan_residency
+from wts.hardware.gpu import GPUS, LOCAL
+from wts.heads.cells import AnyHead
+from wts.heads.markov import MarkovHead
+from wts.kernels.packed import PackedHead
+from wts.kernels.planner import plan_residency
+from wts.numerics.exact_bounds import exact_logits
+from wts.numerics.gumbel import Noise
+from wts.numerics.order import select_greedy
+from wts.numerics.torch_dtypes import NUMBER_TYPE_OF
 from wts.progress import sayer
-from wts.reference import exact_walk, reference_walk, select_greedy
-from wts.walk import Walker
-from wts.weights import NUMBER_TYPE_OF
+from wts.walk.reference import exact_walk, reference_walk
+from wts.walk.walker import Walker
 
 __all__ = ["PER_DOMAIN", "Estimate", "Prompt", "by_domain", "compare", "draw_prompts", "estimate"]
 

@@ -14,8 +14,8 @@ from lab.config import DrafterShape, TargetShape
 from lab.drafter import Drafter
 from lab.target import Target
 from wts.bench.geometry import HEAD_TYPES, head_fields
-from wts.cells import AnyHead
-from wts.reading import read_head
+from wts.heads.cells import AnyHead
+from wts.heads.load import read_head
 
 __all__ = [
     "drafters_in",

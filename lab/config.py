@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from wts.numbers import HeadKind
+from wts.heads.kinds import HeadKind
 
 __all__ = [
     "RECIPES",

@@ -24,7 +24,7 @@ import torch
 
 from lab.drafter import Drafter
 from lab.target import Cache, Target
-from wts.noise import Noise
+from wts.numerics.gumbel import Noise
 
 __all__ = ["Block", "Generated", "Walk", "generate"]
 

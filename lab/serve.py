@@ -25,8 +25,8 @@ from wts.bench import serving_greedy, serving_setting
 from wts.bench.geometry import Drafter
 from wts.bench.serving_paths import Plugins, environment_of, plugin_folders, prove
 from wts.bench.serving_turn import Start, run_turn
-from wts.checkpoint import read_config
 from wts.errors import DeviceError
+from wts.heads.config import read_config
 
 __all__ = ["compare_served", "engine_arguments"]
 

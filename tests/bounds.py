@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from wts.bounds import U32, decided, logit_bound
+from wts.numerics.intervals import U32, decided, logit_bound
 
 __all__ = ["U32", "decided", "logit_bound"]

@@ -10,9 +10,10 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from wts.cells import AnyHead
-from wts.domino import DominoHead
-from wts.recurrent import GatedHead, RnnHead
+from wts.heads.cells import AnyHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.rnn import RnnHead
 
 W1 = "markov_head.markov_w1.weight"
 W2 = "markov_head.markov_w2.weight"

@@ -3,7 +3,7 @@
 Interval arithmetic over the formula of the contract, in fp64. Only three things are not exact: an
 fp32 sum of n products is off by at most n 2^-24 / (1 - n 2^-24) of the sum of their sizes, in any
 order, with or without fused multiply-adds; a single fp32 operation by 2^-24 of its result; an
-activation by what `wts.activations` states (torch's own are nearer). R() is monotone: it is
+activation by what `numerics.activations` states (torch's own are nearer). R() is monotone: it is
 applied to both ends. Near a boundary of bf16 an interval gets as wide as one bf16 step, elsewhere
 it has no width.
 """
@@ -16,10 +16,10 @@ from dataclasses import dataclass
 import torch
 
 from bounds import U32, logit_bound
-from wts.cells import RecurrentHead
-from wts.domino import DominoHead
-from wts.heads import Head, HeadState
-from wts.recurrent import GatedHead
+from wts.heads.base import Head, HeadState
+from wts.heads.cells import RecurrentHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
 
 _ACTIVATION = 3 * 2.0**-23  # the largest of them, of tanh
 _TINY = 2e-33  # absolute: of results that are tiny, but not as tiny as they should be

@@ -12,7 +12,8 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
-from wts.heads import Head, MarkovHead
+from wts.heads.base import Head
+from wts.heads.markov import MarkovHead
 
 Fp32 = npt.NDArray[np.float32]
 Int64 = npt.NDArray[np.int64]

@@ -15,8 +15,9 @@ import numpy.typing as npt
 import torch
 
 from oracle import int8_logits_of, select
-from wts.domino import DominoHead
-from wts.recurrent import GatedHead, RnnHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.rnn import RnnHead
 
 Fp32 = npt.NDArray[np.float32]
 RecurrentHead = GatedHead | RnnHead | DominoHead

@@ -13,9 +13,10 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from wts.cells import AnyHead
-from wts.domino import DominoHead
-from wts.recurrent import GatedHead, RnnHead
+from wts.heads.cells import AnyHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.rnn import RnnHead
 
 
 def parameter(weight: torch.Tensor) -> nn.Parameter:

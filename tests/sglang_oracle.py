@@ -17,19 +17,20 @@ from bounds import decided
 from intervals import Interval, latent_interval, walk_bound
 from sglang_draft import Buffers, Draft, module_of
 from wts.bench.baselines import Sglang, load_sglang
-from wts.cells import AnyHead
-from wts.device import GpuSpec
 from wts.errors import DeviceError
-from wts.heads import MarkovHead
-from wts.noise import philox_words, sampled_scores
-from wts.reference import step_logits
+from wts.hardware.gpu import GpuSpec
+from wts.heads.base import with_weights
+from wts.heads.cells import AnyHead
+from wts.heads.markov import MarkovHead
+from wts.numerics.gumbel import philox_words
+from wts.numerics.step_logits import step_logits
+from wts.selection.token_race import sampled_scores
 from wts.sglang import hooks, sampler, upkeep
-from wts.walk import Backend
-from wts.weights import with_weights
+from wts.walk.walker import Backend
 
 # A state carries a difference of its roundings on, which the interval of one step knows nothing of.
 _OF_A_STATE = 4.0
-# SGLang's logarithms are the library's, ours are written out (wts.noise).
+# SGLang's logarithms are the library's, ours are written out (wts.numerics.gumbel).
 _OF_NOISE = 1e-4
 
 

@@ -7,13 +7,14 @@ from dataclasses import replace
 import torch
 
 from simulator import Simulator, step_dtype
-from wts.device import gpu_spec
-from wts.heads import DTYPE_OF, MarkovHead, NumberType
-from wts.noise import Noise
-from wts.numbers import WeightType
-from wts.plan import ResidencyPlan
-from wts.planner import plan_residency
-from wts.walk import Walker
+from wts.dtypes import NumberType, WeightType
+from wts.hardware.gpu import gpu_spec
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.numerics.gumbel import Noise
+from wts.numerics.torch_dtypes import DTYPE_OF
+from wts.walk.walker import Walker
 
 WHOLE = 232_448  # bytes of shared memory of a real block
 KEY, OFFSET = 0x1234_5678_9ABC_DEF0, (1 << 32) - 1

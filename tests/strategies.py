@@ -10,16 +10,19 @@ import torch
 from hypothesis import assume
 from hypothesis import strategies as st
 
-from wts.cells import RecurrentHead
-from wts.device import GPUS, GpuSpec
-from wts.domino import DominoHead
+from wts.dtypes import NUMBER_TYPES
 from wts.errors import PlanError
-from wts.heads import RANKS, Head, MarkovHead
-from wts.numbers import HEAD_KINDS, NUMBER_TYPES, HeadKind
-from wts.plan import ResidencyPlan
-from wts.planner import Shape, plan_residency
-from wts.recurrent import GatedHead, RnnHead
-from wts.tensor_memory import has_product
+from wts.hardware.gpu import GPUS, GpuSpec
+from wts.hardware.tensor_memory import has_product
+from wts.heads.base import Head
+from wts.heads.cells import RecurrentHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.kinds import HEAD_KINDS, RANKS, HeadKind, Shape
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
 
 PUBLISHED_VOCABS = (32_000, 129_280, 151_936, 154_880, 163_840, 200_058, 248_320, 262_144)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import oracle_cells
-from wts.activations import exponential, rounded, sigmoid, silu, tanh
+from wts.numerics.activations import exponential, rounded, sigmoid, silu, tanh
 
 INF = math.inf
 NAN = math.nan

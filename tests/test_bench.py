@@ -32,11 +32,11 @@ from wts.bench import (
 from wts.bench.baselines import WalkInputs, step_torch
 from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
 from wts.bench.summary import render, render_short
-from wts.domino import DominoHead
 from wts.errors import DeviceError, InputError, PlanError
-from wts.planner import plan_residency
-from wts.reference import reference_walk
-from wts.walk import Walker
+from wts.heads.domino import DominoHead
+from wts.kernels.planner import plan_residency
+from wts.walk.reference import reference_walk
+from wts.walk.walker import Walker
 
 RESULTS = Path(__file__).parent.parent / "benchmarks" / "results"
 
@@ -970,9 +970,9 @@ def no_gpu(no_stopwatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Replace the walker and its plan too. The rest of the benchmark is real."""
     plan = SimpleNamespace(resident_share=1.0, hash="feed")
     modules = {
-        "wts.walk": SimpleNamespace(Walker=TinyWalker),
-        "wts.planner": SimpleNamespace(plan_residency=lambda *_args, **_kwargs: plan),
-        "wts.noise": SimpleNamespace(Noise=SimpleNamespace),
+        "wts.walk.walker": SimpleNamespace(Walker=TinyWalker),
+        "wts.kernels.planner": SimpleNamespace(plan_residency=lambda *_args, **_kwargs: plan),
+        "wts.numerics.gumbel": SimpleNamespace(Noise=SimpleNamespace),
     }
     for name, module in modules.items():
         no_stopwatch.setitem(sys.modules, name, module)
@@ -1009,7 +1009,7 @@ def test_a_run_writes_a_record_per_point(
 @pytest.fixture
 def emulated(no_stopwatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The real planner and Walker, with the emulator in the place of the device."""
-    planner, walk = import_module("wts.planner"), import_module("wts.walk")
+    planner, walk = import_module("wts.kernels.planner"), import_module("wts.walk.walker")
     real_plan, real_walker = planner.plan_residency, walk.Walker
 
     def plan_for_h200(made_of: Any, device: str, **given_: Any) -> Any:
@@ -1176,8 +1176,8 @@ def test_a_wrong_token_of_a_head_that_reads_hidden_states_is_caught(
 def test_a_part_and_an_emulator_of_a_device_walker() -> None:
     """They are of what the device holds: with a stand-in for its memory."""
     made = gate.draw_head(small_case("rnn"), device="cpu", seed=1)
-    plan = import_module("wts.planner").plan_residency(made, "h200", batch=4, steps=8)
-    packed = import_module("wts.pack").pack_head(made, plan, torch.device("cpu"))
+    plan = import_module("wts.kernels.planner").plan_residency(made, "h200", batch=4, steps=8)
+    packed = import_module("wts.kernels.packed").pack_head(made, plan, torch.device("cpu"))
     part = torch.randn(4 * 8, plan.part)
     walker: Any = SimpleNamespace(
         plan=plan, _device_walk=SimpleNamespace(packed=packed, part=part), _emulator=None
@@ -1222,8 +1222,10 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs = recurrent_inputs("rnn", 3)
-    plan = import_module("wts.planner").plan_residency(inputs.head, "h200", batch=4, steps=3)
-    walker = import_module("wts.walk").Walker(inputs.head, plan, backend="emulator")
+    plan = import_module("wts.kernels.planner").plan_residency(
+        inputs.head, "h200", batch=4, steps=3
+    )
+    walker = import_module("wts.walk.walker").Walker(inputs.head, plan, backend="emulator")
     wrong = 0
 
     class Traced:
@@ -1238,7 +1240,7 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
         def check(self) -> None:
             pass
 
-    monkeypatch.setattr(import_module("wts.launch"), "DeviceWalk", Traced)
+    monkeypatch.setattr(import_module("wts.kernels.launch"), "DeviceWalk", Traced)
 
     class Stand(SimpleNamespace):
         def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -1319,7 +1321,7 @@ def test_the_short_table_has_temperatures_side_by_side() -> None:
 def test_a_case_that_fails_its_gate_is_not_timed(
     no_gpu: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    no_gpu.setattr(sys.modules["wts.walk"], "Walker", FaultyWalker)
+    no_gpu.setattr(sys.modules["wts.walk.walker"], "Walker", FaultyWalker)
     assert head.main([*SMALL, "--paths", "wts", "--out", str(tmp_path)]) == 1
     assert not (tmp_path / "h200").exists()
     assert capsys.readouterr().out.count("FAILED V=96") == 2
@@ -1333,7 +1335,7 @@ def test_a_case_without_a_plan_fails_alone(
             raise PlanError("batch: too large")
         return SimpleNamespace(resident_share=0.5, hash="feed")
 
-    no_gpu.setattr(sys.modules["wts.planner"], "plan_residency", plan_residency)
+    no_gpu.setattr(sys.modules["wts.kernels.planner"], "plan_residency", plan_residency)
     assert head.main([*SMALL, "--paths", "wts", "--out", str(tmp_path)]) == 1
     records = record.read(tmp_path / "h200" / "head.jsonl")
     assert {line["B"] for line in records} == {1}
@@ -1444,7 +1446,7 @@ def small_stages(*, quick: bool) -> tuple[every.Stage, ...]:
 @pytest.fixture
 def all_small(emulated: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     def placed(made_of: Any, base: Any, plan: Any) -> Any:
-        walker = import_module("wts.walk").Walker(made_of, plan, backend="device")
+        walker = import_module("wts.walk.walker").Walker(made_of, plan, backend="device")
         return walker, 8 if plan.register_fragments == 5 else 0
 
     def no_sglang(wanted: Any, say: Any) -> Any:

@@ -16,20 +16,22 @@ from hypothesis import strategies as st
 
 from oracle import select
 from strategies import KINDS, anchors, base_logits, heads, hidden_states, hopper, recurrent_head
-from wts.bounds import bf16_interval, decided_between
-from wts.device import GPUS
-from wts.emulator import Emulator, slab_sums
+from wts.dtypes import NUMBER_TYPES, NumberType
 from wts.errors import InputError, PlanError
-from wts.follow import follow
-from wts.heads import RANKS, MarkovHead
-from wts.noise import Noise
-from wts.numbers import NUMBER_TYPES, NumberType
-from wts.pack import load_rows, pack_head
-from wts.plan import ResidencyPlan
-from wts.planner import Shape, plan_residency
-from wts.reference import step_logits
-from wts.walk import Walker
-from wts.walkers import WalkerSet
+from wts.hardware.gpu import GPUS
+from wts.heads.kinds import RANKS, Shape
+from wts.heads.markov import MarkovHead
+from wts.kernels.packed import pack_head
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.tiles import load_rows
+from wts.numerics.gumbel import Noise
+from wts.numerics.intervals import bf16_interval, decided_between
+from wts.numerics.step_logits import slab_sums, step_logits
+from wts.walk.emulator import Emulator
+from wts.walk.teacher_forced import follow
+from wts.walk.walker import Walker
+from wts.walk.walker_set import WalkerSet
 
 CPU = torch.device("cpu")
 seeds = st.integers(0, 1 << 16)

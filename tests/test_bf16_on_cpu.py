@@ -19,13 +19,15 @@ from hypothesis import strategies as st
 from simulated import KEY, OFFSET, WHOLE, check_greedy, check_sampled, inputs, plan_of
 from simulator import Simulator, step_dtype
 from strategies import hidden_states, recurrent_head, silent_head
-from wts.cells import RecurrentHead
-from wts.domino import DominoHead
-from wts.heads import MarkovHead, NumberType
-from wts.noise import Noise
-from wts.recurrent import GatedHead, RnnHead
-from wts.variants import streaming_plan, with_async_tiles
-from wts.walk import Walker
+from wts.dtypes import NumberType
+from wts.heads.cells import RecurrentHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
+from wts.kernels.resident.variants import streaming_plan, with_async_tiles
+from wts.numerics.gumbel import Noise
+from wts.walk.walker import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

@@ -18,11 +18,13 @@ from bounds import decided, logit_bound
 from oracle import int8_walk, random_word, select
 from strategies import DTYPES, anchors, base_logits, silent_head, successor_head
 from walks import Way, moved, run, sample, walk, walker_of
+from wts.dtypes import NUMBER_TYPES
 from wts.errors import HeadError
-from wts.heads import RANKS, MarkovHead
-from wts.noise import Noise
-from wts.numbers import NUMBER_TYPES
-from wts.reference import reference_walk, step_logits
+from wts.heads.kinds import RANKS
+from wts.heads.markov import MarkovHead
+from wts.numerics.gumbel import Noise
+from wts.numerics.step_logits import step_logits
+from wts.walk.reference import reference_walk
 
 INF = math.inf
 NAN = math.nan

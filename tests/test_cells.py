@@ -11,7 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import oracle_cells
-import wts.cells
+import wts.heads.domino
+import wts.heads.rnn
 from bounds import decided
 from intervals import latent_interval, walk_bound
 from oracle import int8_logits_of
@@ -24,16 +25,22 @@ from strategies import (
     recurrent_head,
     recurrent_heads,
 )
-from wts.cells import RecurrentHead, cell_of, hidden_part, input_rows, lane_product
-from wts.domino import DominoHead
-from wts.emulator import Emulator
 from wts.errors import InputError
-from wts.heads import HeadState, MarkovHead
-from wts.noise import Noise
-from wts.pack import pack_head, quantise_latents
-from wts.planner import plan_residency
-from wts.recurrent import GatedHead, RnnHead
-from wts.reference import reference_walk, select_greedy, step_logits
+from wts.heads.base import HeadState
+from wts.heads.cells import RecurrentHead, cell_of, input_rows
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
+from wts.kernels.packed import pack_head
+from wts.kernels.planner import plan_residency
+from wts.numerics.gumbel import Noise
+from wts.numerics.lane_sums import hidden_part, lane_product
+from wts.numerics.order import select_greedy
+from wts.numerics.quantise import quantise_latents
+from wts.numerics.step_logits import step_logits
+from wts.walk.emulator import Emulator
+from wts.walk.reference import reference_walk
 
 CPU = torch.device("cpu")
 NAN = math.nan
@@ -345,9 +352,10 @@ class TestContract:
     @pytest.fixture
     def plain_products(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Of weights that are 0 or choose one element: exact in any order, and much faster."""
-        monkeypatch.setattr(
-            wts.cells, "lane_product", lambda weight, vector: vector.float() @ weight.float().T
-        )
+        for module in (wts.heads.rnn, wts.heads.domino):
+            monkeypatch.setattr(
+                module, "lane_product", lambda weight, vector: vector.float() @ weight.float().T
+            )
 
     @pytest.mark.usefixtures("plain_products")
     def test_rnn_updates_equal_the_oracle_element_by_element(self) -> None:

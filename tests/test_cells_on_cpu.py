@@ -16,16 +16,17 @@ import torch
 from simulator import Simulator, step_dtype
 from wts.bench import gate
 from wts.bench.cases import HeadCase
-from wts.cells import RecurrentHead
-from wts.device import gpu_spec
-from wts.domino import DominoHead
-from wts.emulator import Emulator
-from wts.noise import Noise
-from wts.plan import ResidencyPlan
-from wts.planner import plan_residency
-from wts.recurrent import GatedHead, RnnHead
-from wts.variants import with_async_tiles
-from wts.walk import Walker
+from wts.hardware.gpu import gpu_spec
+from wts.heads.cells import RecurrentHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.rnn import RnnHead
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.variants import with_async_tiles
+from wts.numerics.gumbel import Noise
+from wts.walk.emulator import Emulator
+from wts.walk.walker import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

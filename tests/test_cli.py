@@ -16,13 +16,14 @@ from drafters import head_tensors, write_drafter, write_target
 from strategies import KINDS, hidden_states, recurrent_head
 from wts import cli, demo, doctor, sample
 from wts.bench.summary import render_file
-from wts.cells import RecurrentHead
-from wts.domino import DominoHead
 from wts.errors import CompileError, DeviceError
-from wts.heads import MarkovHead
-from wts.planner import plan_residency
-from wts.recurrent import GatedHead, RnnHead
-from wts.walk import Walker
+from wts.heads.cells import RecurrentHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
+from wts.kernels.planner import plan_residency
+from wts.walk.walker import Walker
 
 BF16 = torch.bfloat16
 
@@ -416,7 +417,7 @@ class TestDoctor:
         def broken(*_: object, **__: object) -> None:
             raise CompileError("no NVRTC here")
 
-        monkeypatch.setattr("wts.compile.compile_walk", broken)
+        monkeypatch.setattr("wts.kernels.compile.compile_walk", broken)
         (finding,) = (finding for finding in doctor.examine() if finding.name == "nvrtc")
         assert not finding.good
         assert finding.detail == "no NVRTC here"
@@ -457,7 +458,7 @@ class TestDoctor:
         def broken(*_: object, **__: object) -> None:
             raise DeviceError("too few blocks")
 
-        monkeypatch.setattr("wts.planner.plan_residency", broken)
+        monkeypatch.setattr("wts.kernels.planner.plan_residency", broken)
         finding = doctor._small_walk()
         assert (finding.good, finding.detail) == (False, "too few blocks")
 

@@ -12,21 +12,17 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, Phase, assume, given, settings
 
-import wts.compile
+import wts.kernels.compile
 from strategies import hopper, plans
-from wts.compile import (
-    CompiledWalk,
-    Resources,
-    cache_folder,
-    compile_fitting,
-    compile_walk,
-    instruction_counts,
-)
-from wts.device import GPUS
+from wts.dtypes import NumberType, WeightType
 from wts.errors import CompileError
-from wts.numbers import NumberType, WeightType
-from wts.plan import ResidencyPlan
-from wts.planner import Shape, plan_residency
+from wts.hardware.gpu import GPUS
+from wts.heads.kinds import Shape
+from wts.kernels.cache import cache_folder
+from wts.kernels.compile import CompiledWalk, compile_fitting, compile_walk
+from wts.kernels.cubin import Resources, instruction_counts
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
 
 
 def compiler_missing() -> str:
@@ -62,7 +58,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def _cache_of_these_tests(cache: Path) -> Iterator[None]:
     """What is compiled without naming a cache does not go into the user's."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(wts.compile, "cache_folder", lambda: cache)
+        patch.setattr(wts.kernels.compile, "cache_folder", lambda: cache)
         yield
 
 
@@ -305,10 +301,10 @@ class TestSweepOrder:
     @staticmethod
     def compile_with_check(plan: ResidencyPlan, order: list[tuple[int, int]], cache: Path) -> None:
         words = ", ".join(str(tile * plan.slabs + slab) for tile, slab in order)
-        sources = wts.compile._read_sources()
+        sources = wts.kernels.compile.read_sources()
         sources["walk.cu"] += ORDER_CHECK % words
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(wts.compile, "_read_sources", lambda: sources)
+            patch.setattr(wts.kernels.compile, "read_sources", lambda: sources)
             compile_walk(plan, cache=cache)
 
     @pytest.mark.parametrize("batch", [1, 2])
@@ -346,7 +342,7 @@ class TestFitting:
         def stand_in(plan: ResidencyPlan, *, trace: bool = False) -> CompiledWalk:
             tried.append(plan)
             if plan.register_fragments > limit:
-                raise wts.compile._Spilled("wanted a kernel without spills")
+                raise wts.kernels.compile._Spilled("wanted a kernel without spills")
             used = Resources(
                 registers=168,
                 spill_bytes=0,
@@ -356,7 +352,7 @@ class TestFitting:
             )
             return CompiledWalk(plan=plan, cubin=b"", used=used, cached=False)
 
-        monkeypatch.setattr(wts.compile, "compile_walk", stand_in)
+        monkeypatch.setattr(wts.kernels.compile, "compile_walk", stand_in)
         return tried
 
     def test_takes_the_plan_itself_where_it_can(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -385,7 +381,7 @@ class TestFitting:
         tried = self.spill_above(0, monkeypatch)
         with pytest.raises(CompileError, match="without spills"):
             compile_fitting(plan_of(151_936, 256))
-        assert len(tried) == wts.compile._MOST_ATTEMPTS + 1
+        assert len(tried) == wts.kernels.compile._MOST_ATTEMPTS + 1
 
     def test_other_faults_are_not_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tried = []
@@ -394,7 +390,7 @@ class TestFitting:
             tried.append(plan)
             raise CompileError("does not compile")
 
-        monkeypatch.setattr(wts.compile, "compile_walk", broken)
+        monkeypatch.setattr(wts.kernels.compile, "compile_walk", broken)
         with pytest.raises(CompileError, match="does not compile"):
             compile_fitting(plan_of(151_936, 256))
         assert len(tried) == 1
@@ -423,16 +419,16 @@ class TestCache:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         compile_walk(plan_of(), cache=tmp_path)
-        sources = wts.compile._read_sources()
+        sources = wts.kernels.compile.read_sources()
         sources["ptx.cuh"] += "\n// changed\n"
-        monkeypatch.setattr(wts.compile, "_read_sources", lambda: sources)
+        monkeypatch.setattr(wts.kernels.compile, "read_sources", lambda: sources)
         assert not compile_walk(plan_of(), cache=tmp_path).cached
 
     def test_another_compiler_compiles_anew(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         compile_walk(plan_of(), cache=tmp_path)
-        monkeypatch.setattr(wts.compile, "_nvrtc_version", lambda: "99.9")
+        monkeypatch.setattr(wts.kernels.compile, "_nvrtc_version", lambda: "99.9")
         assert not compile_walk(plan_of(), cache=tmp_path).cached
 
     def test_that_cannot_be_written_is_no_error(self, tmp_path: Path) -> None:
@@ -466,9 +462,9 @@ class TestRefusals:
     def test_a_source_that_does_not_compile(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        sources = wts.compile._read_sources()
+        sources = wts.kernels.compile.read_sources()
         sources["select.cuh"] += "\nint broken = this_is_not_declared;\n"
-        monkeypatch.setattr(wts.compile, "_read_sources", lambda: sources)
+        monkeypatch.setattr(wts.kernels.compile, "read_sources", lambda: sources)
         with pytest.raises(CompileError, match=r"(?s)for sm_90a.*this_is_not_declared"):
             compile_walk(plan_of(), cache=tmp_path)
         assert list(tmp_path.iterdir()) == [], "a failure is not cached"
@@ -503,7 +499,7 @@ class TestRefusals:
         fine = {"registers": 168, "spill_bytes": 0, "local_accesses": 0, "matrix_instructions": 2}
         fine["tensor_instructions"] = 0
         used = Resources(**(fine | changes))
-        monkeypatch.setattr(wts.compile, "_resources", lambda cubin, log: used)
+        monkeypatch.setattr(wts.kernels.compile, "resources_of", lambda cubin, log: used)
         with pytest.raises(CompileError, match=words) as caught:
             compile_walk(plan, cache=tmp_path)
         assert plan.hash in str(caught.value)
@@ -512,7 +508,7 @@ class TestRefusals:
             raise AssertionError
 
         # It is refused again without being compiled again.
-        monkeypatch.setattr(wts.compile, "_compile", compiled_again)
+        monkeypatch.setattr(wts.kernels.compile, "_compile", compiled_again)
         with pytest.raises(CompileError, match=words):
             compile_walk(plan, cache=tmp_path)
 
@@ -522,7 +518,7 @@ class TestRefusals:
     ) -> None:
         monkeypatch.setitem(sys.modules, module, None)
         if module == "cuda.core":
-            monkeypatch.setattr(wts.compile, "_nvrtc_version", lambda: "13.0")
+            monkeypatch.setattr(wts.kernels.compile, "_nvrtc_version", lambda: "13.0")
         with pytest.raises(CompileError, match=r"wanted .*found .*install the gpu extra; "):
             compile_walk(plan_of(), cache=tmp_path)
 

@@ -11,11 +11,12 @@ from wts import cli
 from wts.bench.cost_fit import fit
 from wts.bench.predicted import Predicted, mean_error, predictions
 from wts.bench.record import read
-from wts.cost import Constants, Cost, cost_line, predict
-from wts.device import GPUS, GpuSpec, gpu_spec
+from wts.dtypes import WeightType
 from wts.errors import DeviceError
-from wts.numbers import WeightType
-from wts.planner import Shape, plan_residency
+from wts.hardware.gpu import GPUS, GpuSpec, gpu_spec
+from wts.heads.kinds import Shape
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.cost import Constants, Cost, cost_line, predict
 
 RECORDS = Path(__file__).parents[1] / "benchmarks" / "results" / "h200" / "head.jsonl"
 

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 import torch
 
-from wts.device import GPUS, GpuSpec, _spec_of_properties, gpu_spec
 from wts.errors import DeviceError
+from wts.hardware.gpu import GPUS, GpuSpec, _spec_of_properties, gpu_spec
 
 
 def spec(**changes: Any) -> GpuSpec:
@@ -166,5 +166,5 @@ def test_figures_that_an_older_torch_lacks_are_unknown() -> None:
 
 
 def test_known_gpus_need_no_torch(run_python: Callable[[str], int]) -> None:
-    use = "import sys; import wts.device as d; d.gpu_spec('h200').with_blocks(3); "
+    use = "import sys; import wts.hardware.gpu as d; d.gpu_spec('h200').with_blocks(3); "
     assert run_python(use + "sys.exit('torch' in sys.modules)") == 0

@@ -12,13 +12,17 @@ from hypothesis import strategies as st
 from bounds import decided, logit_bound
 from oracle import gumbels, int8_logits, int8_walk, select
 from strategies import DTYPES, anchors, base_logits, heads, hopper, silent_head, successor_head
-from wts.emulator import Emulator, ordered_key
-from wts.heads import RANKS, MarkovHead
-from wts.noise import Noise
-from wts.numbers import NUMBER_TYPES, NumberType
-from wts.pack import load_rows, pack_head
-from wts.planner import plan_residency
-from wts.reference import reference_walk, step_logits
+from wts.dtypes import NUMBER_TYPES, NumberType
+from wts.heads.kinds import RANKS
+from wts.heads.markov import MarkovHead
+from wts.kernels.packed import pack_head
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.tiles import load_rows
+from wts.numerics.gumbel import Noise
+from wts.numerics.order import ordered_key
+from wts.numerics.step_logits import step_logits
+from wts.walk.emulator import Emulator
+from wts.walk.reference import reference_walk
 
 CPU = torch.device("cpu")
 INF = math.inf

@@ -17,15 +17,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from strategies import hopper
-from wts.cells import lane_product
 from wts.errors import HeadError, PlanError
-from wts.exact import exact_logits, latent_bounds, residuals_of, screen_of
-from wts.heads import MarkovHead
-from wts.pack import pack_head, quantise_latents, quantise_rows
-from wts.plan import ResidencyPlan
-from wts.planner import Shape, plan_residency
-from wts.reference import exact_walk, reference_walk
-from wts.walk import Walker
+from wts.heads.kinds import Shape
+from wts.heads.markov import MarkovHead
+from wts.kernels.packed import pack_head
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.numerics.exact_bounds import exact_logits, latent_bounds, residuals_of, screen_of
+from wts.numerics.lane_sums import lane_product
+from wts.numerics.quantise import quantise_latents, quantise_rows
+from wts.walk.reference import exact_walk, reference_walk
+from wts.walk.walker import Walker
 
 CPU = torch.device("cpu")
 

@@ -20,16 +20,17 @@ import test_cells_on_cpu as cells
 from simulator import Simulator
 from strategies import noise_head
 from test_kernel_on_cpu import WHOLE
-from wts import pack
-from wts.cells import lane_product
-from wts.device import gpu_spec
-from wts.domino import DominoHead
-from wts.heads import MarkovHead
-from wts.pack import quantise_rows
-from wts.plan import ResidencyPlan
-from wts.planner import plan_residency
-from wts.recurrent import GatedHead, RnnHead
-from wts.walk import Walker
+from wts.hardware.gpu import gpu_spec
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
+from wts.kernels import packed as pack
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.numerics.lane_sums import lane_product
+from wts.numerics.quantise import quantise_rows
+from wts.walk.walker import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

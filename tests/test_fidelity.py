@@ -18,11 +18,11 @@ from strategies import KINDS, heads, recurrent_head, silent_head
 from walks import walk, walker_of
 from wts import fidelity
 from wts.cli import main
-from wts.domino import DominoHead
 from wts.errors import WalkError
 from wts.fidelity import CROSSOVER, Inputs, draw_inputs, examine, quantise_e4m3, read_inputs
 from wts.figures import draw_fidelity
-from wts.heads import MarkovHead
+from wts.heads.domino import DominoHead
+from wts.heads.markov import MarkovHead
 
 
 def of_rows(rows: torch.Tensor, **more: Any) -> MarkovHead:

@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from safetensors.torch import save_file
 
 from drafters import W1, W2, head_tensors, write_config, write_drafter
-from wts.checkpoint import read_config
-from wts.draft_ids import D2tReading, draft_map
 from wts.errors import CheckpointError, HeadError
-from wts.heads import RANKS, Head, MarkovHead
+from wts.heads.base import Head
+from wts.heads.config import read_config
+from wts.heads.draft_ids import D2tReading, draft_map
+from wts.heads.kinds import RANKS
+from wts.heads.markov import MarkovHead
 
 BF16 = torch.bfloat16
 

@@ -19,11 +19,13 @@ from hypothesis import strategies as st
 from simulated import KEY, OFFSET, WHOLE, check_greedy, check_sampled, inputs, plan_of
 from simulator import Simulator
 from strategies import silent_head
-from wts.compile import Turn
-from wts.heads import DTYPE_OF, MarkovHead, NumberType
-from wts.noise import Noise
-from wts.variants import streaming_plan, with_async_tiles, with_register_fragments
-from wts.walk import Walker
+from wts.dtypes import NumberType
+from wts.heads.markov import MarkovHead
+from wts.kernels.resident.args import Turn
+from wts.kernels.resident.variants import streaming_plan, with_async_tiles, with_register_fragments
+from wts.numerics.gumbel import Noise
+from wts.numerics.torch_dtypes import DTYPE_OF
+from wts.walk.walker import Walker
 
 pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 

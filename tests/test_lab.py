@@ -30,10 +30,12 @@ from lab_case import (
     save_pair,
     write_data,
 )
-from wts.checkpoint import read_config
-from wts.domino import DominoHead
-from wts.heads import Head, MarkovHead
-from wts.recurrent import GatedHead, RnnHead
+from wts.heads.base import Head
+from wts.heads.config import read_config
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
 
 HEADS = {"markov": MarkovHead, "gated": GatedHead, "rnn": RnnHead}
 

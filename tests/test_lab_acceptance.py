@@ -36,12 +36,12 @@ from lab.target import Target
 from lab.timing import rounds_with_guesses
 from lab_case import CPU, NAMES, save_pair, write_data
 from wts.bench import record
-from wts.cells import AnyHead
 from wts.errors import InputError
-from wts.noise import Noise
-from wts.planner import plan_residency
-from wts.reading import read_head
-from wts.walk import Walker
+from wts.heads.cells import AnyHead
+from wts.heads.load import read_head
+from wts.kernels.planner import plan_residency
+from wts.numerics.gumbel import Noise
+from wts.walk.walker import Walker
 
 PROMPTS = [[5, 9, 200], [17, 3, 3, 3, 250, 8, 1], [70, 71]]
 

@@ -18,16 +18,17 @@ from lab.export import choose_tokens, export_sample
 from lab_case import CPU, save_pair, write_data
 from simulator import Simulator
 from wts import cli, sample
-from wts.checkpoint import read_config
-from wts.device import GPUS
 from wts.errors import WalkError
 from wts.fidelity import examine
-from wts.heads import MarkovHead
-from wts.planner import plan_residency
-from wts.reading import read_head
-from wts.reference import exact_walk, step_logits
+from wts.hardware.gpu import GPUS
+from wts.heads.config import read_config
+from wts.heads.load import read_head
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import plan_residency
+from wts.numerics.step_logits import step_logits
 from wts.sample import load_sample
-from wts.walk import Walker
+from wts.walk.reference import exact_walk
+from wts.walk.walker import Walker
 
 VOCAB, DRAFT = 40, 25
 

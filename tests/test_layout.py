@@ -15,8 +15,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from strategies import hopper, plans
-from wts.plan import ResidencyPlan, shared_layout
-from wts.planner import Shape, plan_residency
+from wts.heads.kinds import Shape
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.shared import shared_layout
 
 COMPILER = shutil.which("g++")
 LAYOUT = (resources.files("wts") / "csrc" / "layout.cuh").read_text()

@@ -12,7 +12,9 @@ from hypothesis import strategies as st
 
 from oracle import gumbel, philox4x32, random_word
 from wts.errors import InputError
-from wts.noise import LEAST_TEMPERATURE, Noise, log_exponential, philox_words, sampled_scores
+from wts.numerics.gumbel import Noise, log_exponential, philox_words
+from wts.numerics.limits import LEAST_TEMPERATURE
+from wts.selection.token_race import sampled_scores
 
 MASK = (1 << 32) - 1
 words32 = st.integers(0, MASK)

@@ -7,8 +7,10 @@ from typing import get_args
 
 import torch
 
-from wts.heads import DTYPE_OF, NUMBER_TYPE_OF, MarkovHead
-from wts.numbers import NUMBER_BYTES, NUMBER_TYPES, RANKS, NumberType
+from wts.dtypes import NUMBER_BYTES, NUMBER_TYPES, NumberType
+from wts.heads.kinds import RANKS
+from wts.heads.markov import MarkovHead
+from wts.numerics.torch_dtypes import DTYPE_OF, NUMBER_TYPE_OF
 
 
 def test_every_name_has_a_dtype_of_its_size() -> None:
@@ -23,4 +25,9 @@ def test_every_name_has_a_dtype_of_its_size() -> None:
 
 
 def test_they_are_known_without_torch(run_python: Callable[[str], int]) -> None:
-    assert run_python("import sys; import wts.numbers; sys.exit('torch' in sys.modules)") == 0
+    assert (
+        run_python(
+            "import sys; import wts.dtypes, wts.heads.kinds; sys.exit('torch' in sys.modules)"
+        )
+        == 0
+    )

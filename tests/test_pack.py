@@ -10,22 +10,15 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import wts.pack
+import wts.kernels.packed
 from strategies import DTYPES, heads, hopper
-from wts.heads import RANKS, MarkovHead
-from wts.pack import (
-    PackedHead,
-    load_rows,
-    pack_head,
-    pack_latents,
-    pack_rows,
-    quantise_latents,
-    quantise_rows,
-    store_rows,
-    unpack_latents,
-    unpack_rows,
-)
-from wts.planner import Shape, plan_residency
+from wts.heads.kinds import RANKS, Shape
+from wts.heads.latent_rows import pack_latents, unpack_latents
+from wts.heads.markov import MarkovHead
+from wts.kernels.packed import PackedHead, pack_head
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.tiles import load_rows, pack_rows, store_rows, unpack_rows
+from wts.numerics.quantise import quantise_latents, quantise_rows
 
 CPU = torch.device("cpu")
 SMALLEST_SCALE = 1e-30
@@ -320,7 +313,7 @@ class TestHead:
         head = MarkovHead.random(vocab=vocab, rank=64, seed=3)
         plan = plan_residency(head, hopper(2))
         whole = pack_head(head, plan, CPU)
-        monkeypatch.setattr(wts.pack, "CHUNK_ROWS", 64)
+        monkeypatch.setattr(wts.kernels.packed, "CHUNK_ROWS", 64)
         assert packed_equal(pack_head(head, plan, CPU), whole)
 
     @given(st.data())

@@ -16,13 +16,18 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from strategies import hopper, plans, shapes
-from wts.device import GPUS
+from wts.dtypes import NUMBER_TYPES
 from wts.errors import DeviceError, PlanError
-from wts.heads import RANKS, MarkovHead
-from wts.numbers import NUMBER_TYPES
-from wts.plan import FRAGMENT_BYTES, SLAB_BYTES, TILE_ROWS, ResidencyPlan, shared_layout
-from wts.planner import Shape, plan_residency, with_fewer_registers, with_lone_warps
-from wts.variants import streaming_plan, with_register_fragments
+from wts.hardware.gpu import GPUS
+from wts.heads.kinds import RANKS, Shape
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.arrange import with_fewer_registers, with_lone_warps
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.shared import shared_layout
+from wts.kernels.resident.units import FRAGMENT_BYTES, TILE_ROWS
+from wts.kernels.resident.variants import streaming_plan, with_register_fragments
+from wts.numerics.limits import SLAB_BYTES
 
 QWEN = Shape(vocab=151_936, rank=256)
 
@@ -473,7 +478,8 @@ class TestHash:
 
     def test_is_the_same_in_another_process(self) -> None:
         code = (
-            "from wts.planner import Shape, plan_residency as p;"
+            "from wts.heads.kinds import Shape;"
+            "from wts.kernels.planner import plan_residency as p;"
             "print(p(Shape(vocab=151_936, rank=256), 'h200').hash)"
         )
         paths = ":".join(sys.path)
@@ -503,7 +509,8 @@ class TestHash:
 
 
 def test_planning_needs_no_torch(run_python: Callable[[str], int]) -> None:
-    use = "import sys; from wts.planner import Shape, plan_residency as p; "
+    use = "import sys; from wts.heads.kinds import Shape; "
+    use += "from wts.kernels.planner import plan_residency as p; "
     use += "str(p(Shape(vocab=1000, rank=64), 'h200')); "
     assert run_python(use + "sys.exit('torch' in sys.modules)") == 0
 

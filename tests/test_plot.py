@@ -14,8 +14,8 @@ from wts import cli
 from wts.bench.cost_fit import errors
 from wts.bench.predicted import mean_error, predictions
 from wts.bench.record import Record, read, validate
-from wts.cost import Constants
 from wts.errors import InputError
+from wts.kernels.resident.cost import Constants
 from wts.plot.chip import footprint, placement
 from wts.plot.draw import FIGURES, draw_all
 from wts.plot.engine import gains

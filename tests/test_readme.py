@@ -12,7 +12,7 @@ import torch
 
 from wts.bench.summary import render_file
 from wts.cli import _parser
-from wts.reference import reference_walk
+from wts.walk.reference import reference_walk
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

@@ -37,16 +37,19 @@ from strategies import (
     recurrent_heads,
     silent_head,
 )
-from wts.cells import RecurrentHead
-from wts.domino import DominoHead
 from wts.errors import CheckpointError, HeadError, InputError, PlanError
-from wts.heads import RANKS, Head, MarkovHead
-from wts.noise import Noise
-from wts.planner import plan_residency
-from wts.recurrent import GatedHead, RnnHead
-from wts.reference import reference_walk, step_logits
-from wts.walk import Backend, Walker
-from wts.weights import VocabularyParts, weights_of
+from wts.heads.base import Head, VocabularyParts, weights_of
+from wts.heads.cells import RecurrentHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.kinds import RANKS
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
+from wts.kernels.planner import plan_residency
+from wts.numerics.gumbel import Noise
+from wts.numerics.step_logits import step_logits
+from wts.walk.reference import reference_walk
+from wts.walk.walker import Backend, Walker
 
 BF16 = torch.bfloat16
 NAN = math.nan

@@ -24,15 +24,17 @@ from strategies import (
     recurrent_head,
 )
 from walks import Drawn, Way, plan_of, run, run_sampled, walker_of
-from wts.cells import RecurrentHead
-from wts.domino import DominoHead
+from wts.dtypes import NUMBER_TYPES
 from wts.errors import HeadError
-from wts.heads import RANKS
-from wts.noise import Noise
-from wts.numbers import NUMBER_TYPES
-from wts.reference import reference_walk, select_greedy, step_logits
-from wts.walk import Backend, Walker
-from wts.weights import with_weights
+from wts.heads.base import with_weights
+from wts.heads.cells import RecurrentHead
+from wts.heads.domino import DominoHead
+from wts.heads.kinds import RANKS
+from wts.numerics.gumbel import Noise
+from wts.numerics.order import select_greedy
+from wts.numerics.step_logits import step_logits
+from wts.walk.reference import reference_walk
+from wts.walk.walker import Backend, Walker
 
 INF = math.inf
 NAN = math.nan

@@ -11,8 +11,10 @@ from hypothesis import strategies as st
 
 from oracle import select
 from strategies import DTYPES, anchors, base_logits, heads, silent_head, successor_head
-from wts.heads import MarkovHead
-from wts.reference import reference_walk, select_greedy, step_logits
+from wts.heads.markov import MarkovHead
+from wts.numerics.order import select_greedy
+from wts.numerics.step_logits import step_logits
+from wts.walk.reference import reference_walk
 
 INF = math.inf
 NAN = math.nan

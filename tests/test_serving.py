@@ -30,10 +30,12 @@ from wts.bench import (
     serving_table,
 )
 from wts.bench.geometry import GEOMETRIES, Drafter, steps_of, write_drafter, write_target
-from wts.checkpoint import TensorFolder, read_config
 from wts.errors import InputError
-from wts.heads import MarkovHead
-from wts.recurrent import GatedHead, RnnHead
+from wts.heads.checkpoint import TensorFolder
+from wts.heads.config import read_config
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
 
 TINY = ("--model", "tiny", "--rank", "64", "--concurrency", "1,2", "--temperature", "0,1")
 SMALL = (*TINY, "--starts", "2", "--repeats", "2", "--tokens", "12,72", "--prompt-tokens", "4")

@@ -11,13 +11,14 @@ from torch import nn
 
 from sglang_draft import Gated, Rnn, Vanilla, domino_arguments, parameter, stand_in
 from strategies import recurrent_head
-from wts.cells import AnyHead
-from wts.domino import DominoHead
-from wts.heads import MarkovHead
-from wts.recurrent import GatedHead, RnnHead
+from wts.heads.base import weights_of
+from wts.heads.cells import AnyHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
 from wts.sglang.adopt import adopt_domino, adopt_dspark, behaves, plain_embedding
 from wts.sglang.support import Reason
-from wts.weights import weights_of
 
 
 def head_of(kind: type[Any]) -> AnyHead:

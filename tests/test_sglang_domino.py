@@ -11,7 +11,7 @@ from torch.nn import functional
 from sglang_draft import domino_arguments, parameter
 from strategies import anchors, hopper, recurrent_head
 from walks import walker_of
-from wts.domino import DominoHead
+from wts.heads.domino import DominoHead
 from wts.sglang import domino, hooks, upkeep
 from wts.sglang.domino import Rollout, prepare
 from wts.sglang.support import Reason

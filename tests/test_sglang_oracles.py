@@ -21,10 +21,11 @@ from sglang_draft import Buffers, domino_arguments
 from sglang_oracle import draft_of, input_ids, one_rank, same_block, sampler_of, sglang_or_skip
 from strategies import anchors, hopper, recurrent_head
 from wts.bench.baselines import Sglang
-from wts.cells import AnyHead
-from wts.domino import DominoHead
-from wts.heads import MarkovHead
-from wts.recurrent import GatedHead, RnnHead
+from wts.heads.cells import AnyHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
 from wts.sglang import upkeep
 from wts.sglang.domino import Rollout, prepare
 from wts.sglang.upkeep import Upkeep

@@ -16,18 +16,19 @@ import torch
 from sglang_draft import Buffers, Draft, fill, stand_in, strided_anchor
 from strategies import anchors, hopper, recurrent_head
 from walks import walker_of
-from wts.cells import AnyHead
 from wts.errors import HeadError, WalkTimeout
-from wts.heads import MarkovHead
-from wts.noise import Noise
-from wts.plan import ResidencyPlan
-from wts.recurrent import GatedHead, RnnHead
+from wts.heads.cells import AnyHead
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.numerics.gumbel import Noise
 from wts.sglang import build, report, sampler, upkeep
 from wts.sglang.build import Walks, build_walks, held_bytes
 from wts.sglang.sampler import Factory, base_type_of, factory_of
 from wts.sglang.support import Reason
 from wts.sglang.upkeep import Upkeep
-from wts.walkers import WalkerSet
+from wts.walk.walker_set import WalkerSet
 
 STEPS, MOST, HIDDEN = 5, 3, 40
 KINDS = (MarkovHead, GatedHead, RnnHead)

@@ -10,9 +10,10 @@ from typing import Any
 import pytest
 
 from strategies import hopper
-from wts.device import GPUS
-from wts.heads import MarkovHead
-from wts.planner import Shape, plan_residency
+from wts.hardware.gpu import GPUS
+from wts.heads.kinds import Shape
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import plan_residency
 from wts.sglang import report
 from wts.sglang.build import Bucket, build_walks
 from wts.sglang.support import (

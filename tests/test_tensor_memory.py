@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from wts.errors import PlanError
-from wts.tensor_memory import (
+from wts.hardware.tensor_memory import (
     COLUMNS,
     LANES,
     address,

@@ -11,16 +11,17 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-import wts.launch
-import wts.walk
+import wts.kernels.launch
+import wts.walk.walker
 from strategies import anchors, base_logits, heads, hopper, silent_head, successor_head
-from wts.device import gpu_spec
+from wts.dtypes import NUMBER_TYPES, NumberType
 from wts.errors import CompileError, DeviceError, HeadError, InputError, PlanError, WalkError
-from wts.heads import MarkovHead
-from wts.noise import Noise
-from wts.numbers import NUMBER_TYPES, NumberType
-from wts.planner import Shape, plan_residency
-from wts.walk import Backend, Walker, WalkReport
+from wts.hardware.gpu import gpu_spec
+from wts.heads.kinds import Shape
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import plan_residency
+from wts.numerics.gumbel import Noise
+from wts.walk.walker import Backend, Walker, WalkReport
 
 BF16 = torch.bfloat16
 NAN = math.nan
@@ -509,8 +510,8 @@ class TestWithoutAGpu:
         def no_device(*arguments: object, **named: object) -> None:
             raise error
 
-        monkeypatch.setattr(wts.walk, "cuda_device", lambda device: torch.device("cpu"))
-        monkeypatch.setattr(wts.walk, "DeviceWalk", no_device)
+        monkeypatch.setattr(wts.walk.walker, "cuda_device", lambda device: torch.device("cpu"))
+        monkeypatch.setattr(wts.walk.walker, "DeviceWalk", no_device)
         head = silent_head(5)
         plan = plan_residency(head, "h200")
         assert Walker(head, plan, fallback=True).backend == "emulator"
@@ -582,7 +583,7 @@ class TestOnAnotherGpu:
         monkeypatch.setattr(
             torch.cuda, "get_device_capability", lambda device: spec.compute_capability
         )
-        monkeypatch.setattr(wts.launch, "compile_fitting", compiled)
+        monkeypatch.setattr(wts.kernels.launch, "compile_fitting", compiled)
         head = silent_head(5)
         with pytest.raises(DeviceError, match="far enough"):
             Walker(head, plan_residency(head, spec))
@@ -601,5 +602,5 @@ def test_every_refusal_is_a_walk_error() -> None:
 
 def test_the_first_sequence_is_nobodys_word() -> None:
     """A cleared slot has tag 0; the first exchanges of each parity must have other tags."""
-    first = wts.launch.FIRST_SEQUENCE
+    first = wts.kernels.launch.FIRST_SEQUENCE
     assert all(((first + step) >> 1) & 0xF != 0 for step in (0, 1))

@@ -9,11 +9,11 @@ import torch
 
 from strategies import KINDS, anchors, base_logits, hidden_states, hopper, recurrent_head
 from wts.errors import HeadError, InputError, PlanError, WalkTimeout
-from wts.heads import MarkovHead
-from wts.noise import Noise
-from wts.planner import plan_residency
-from wts.walk import Backend, Walker
-from wts.walkers import WalkerSet
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import plan_residency
+from wts.numerics.gumbel import Noise
+from wts.walk.walker import Backend, Walker
+from wts.walk.walker_set import WalkerSet
 
 BATCHES = (1, 2, 4, 8, 16)
 EMULATOR: Backend = "emulator"

@@ -13,13 +13,14 @@ import pytest
 import torch
 
 from strategies import DTYPES, anchors, base_logits, hopper
-from wts.cells import AnyHead
-from wts.device import GpuSpec, gpu_spec
-from wts.noise import Noise
-from wts.numbers import NUMBER_TYPES, NumberType
-from wts.plan import EXACT_ROWS, ResidencyPlan
-from wts.planner import plan_residency
-from wts.walk import Backend, Walker
+from wts.dtypes import NUMBER_TYPES, NumberType
+from wts.hardware.gpu import GpuSpec, gpu_spec
+from wts.heads.cells import AnyHead
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.units import EXACT_ROWS
+from wts.numerics.gumbel import Noise
+from wts.walk.walker import Backend, Walker
 
 Way: TypeAlias = Backend | Literal["device exact", "device bf16", "emulator exact", "emulator bf16"]
 """A backend, perhaps under a plan of exact walks or of bf16 weights."""

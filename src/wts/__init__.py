@@ -9,14 +9,15 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from wts.domino import DominoHead
     from wts.errors import WalkError
-    from wts.heads import MarkovHead
-    from wts.noise import Noise
-    from wts.plan import ResidencyPlan
-    from wts.planner import plan_residency
-    from wts.recurrent import GatedHead, RnnHead
-    from wts.walk import Walker
+    from wts.heads.domino import DominoHead
+    from wts.heads.gated import GatedHead
+    from wts.heads.markov import MarkovHead
+    from wts.heads.rnn import RnnHead
+    from wts.kernels.planner import plan_residency
+    from wts.kernels.resident.plan import ResidencyPlan
+    from wts.numerics.gumbel import Noise
+    from wts.walk.walker import Walker
 
 __all__ = [
     "DominoHead",
@@ -31,15 +32,15 @@ __all__ = [
 ]
 
 _HOME = {
-    "DominoHead": "wts.domino",
-    "GatedHead": "wts.recurrent",
-    "MarkovHead": "wts.heads",
-    "Noise": "wts.noise",
-    "ResidencyPlan": "wts.plan",
-    "RnnHead": "wts.recurrent",
+    "DominoHead": "wts.heads.domino",
+    "GatedHead": "wts.heads.gated",
+    "MarkovHead": "wts.heads.markov",
+    "Noise": "wts.numerics.gumbel",
+    "ResidencyPlan": "wts.kernels.resident.plan",
+    "RnnHead": "wts.heads.rnn",
     "WalkError": "wts.errors",
-    "Walker": "wts.walk",
-    "plan_residency": "wts.planner",
+    "Walker": "wts.walk.walker",
+    "plan_residency": "wts.kernels.planner",
 }
 
 

@@ -15,15 +15,16 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wts.device import GPUS, LOCAL, GpuSpec, gpu_spec
+from wts.dtypes import WEIGHT_TYPES
 from wts.errors import DeviceError, InputError, WalkError, describe
-from wts.numbers import HEAD_KINDS, WEIGHT_TYPES
+from wts.hardware.gpu import GPUS, LOCAL, GpuSpec, gpu_spec
+from wts.heads.kinds import HEAD_KINDS
 from wts.progress import sayer
 
 if TYPE_CHECKING:
     import torch
 
-    from wts.cells import AnyHead
+    from wts.heads.cells import AnyHead
 
 __all__ = ["main"]
 
@@ -247,8 +248,9 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _plan(args: argparse.Namespace) -> int:
-    from wts.cost import cost_line, predict
-    from wts.planner import Shape, plan_residency
+    from wts.heads.kinds import Shape
+    from wts.kernels.planner import plan_residency
+    from wts.kernels.resident.cost import cost_line, predict
 
     spec = gpu_spec(args.gpu)
     if args.blocks is not None:
@@ -307,9 +309,9 @@ def _walk(args: argparse.Namespace) -> int:
     say("loading torch")
     import torch
 
-    from wts.heads import NUMBER_TYPE_OF
-    from wts.planner import plan_residency
-    from wts.walk import Walker
+    from wts.kernels.planner import plan_residency
+    from wts.numerics.torch_dtypes import NUMBER_TYPE_OF
+    from wts.walk.walker import Walker
 
     say(f"reading the head of {args.head}")
     head = _read_head(args)
@@ -372,7 +374,7 @@ def _spec_to_walk(args: argparse.Namespace) -> GpuSpec:
 
 
 def _read_head(args: argparse.Namespace) -> AnyHead:
-    from wts.reading import read_head
+    from wts.heads.load import read_head
 
     return read_head(args.head, target=args.target, d2t_reading=args.d2t)
 
@@ -401,7 +403,7 @@ def _read_steps(path: Path, name: str, last: str) -> torch.Tensor:
     """
     from safetensors import safe_open
 
-    from wts.checkpoint import tensor_names
+    from wts.heads.checkpoint import tensor_names
 
     names = tensor_names(path)
     if name not in names and len(names) != 1:
@@ -433,7 +435,7 @@ def _fidelity(args: argparse.Namespace) -> int:
 
     from wts import fidelity
     from wts.figures import draw_fidelity
-    from wts.reading import read_head
+    from wts.heads.load import read_head
 
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         raise DeviceError.mismatch(

@@ -12,17 +12,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wts.device import GPUS, LOCAL, GpuSpec
 from wts.doctor import device_obstacle
 from wts.errors import CompileError, DeviceError
+from wts.hardware.gpu import GPUS, LOCAL, GpuSpec
 from wts.progress import Say
 
 if TYPE_CHECKING:
     import torch
 
-    from wts.heads import MarkovHead
+    from wts.heads.markov import MarkovHead
     from wts.sample import Sample
-    from wts.walk import Walker
+    from wts.walk.walker import Walker
 
 __all__ = ["run"]
 
@@ -89,7 +89,7 @@ def _main_job(
 
 
 def _head(folder: Path | None, vocab: int, say: Say) -> MarkovHead:
-    from wts.heads import MarkovHead
+    from wts.heads.markov import MarkovHead
 
     if folder is not None:
         say(f"reading the head of {folder}")
@@ -99,8 +99,8 @@ def _head(folder: Path | None, vocab: int, say: Say) -> MarkovHead:
 
 
 def _device_walker(head: MarkovHead, batch: int, steps: int, say: Say) -> Walker:
-    from wts.planner import plan_residency
-    from wts.walk import Walker
+    from wts.kernels.planner import plan_residency
+    from wts.walk.walker import Walker
 
     plan = plan_residency(head, LOCAL, batch=batch, steps=steps)
     say("packing the head and compiling its kernel (kept in the cache)")
@@ -117,8 +117,8 @@ def _draw(head: MarkovHead, batch: int, steps: int, device: str) -> _Block:
 
 
 def _on_cpu(head: MarkovHead, spec: GpuSpec, block: _Block, say: Say) -> bool:
-    from wts.planner import plan_residency
-    from wts.walk import Walker
+    from wts.kernels.planner import plan_residency
+    from wts.walk.walker import Walker
 
     batch, steps, _ = block.base_logits.shape
     plan = plan_residency(head, spec, batch=batch, steps=steps)
@@ -142,8 +142,8 @@ def _on_cpu(head: MarkovHead, spec: GpuSpec, block: _Block, say: Say) -> bool:
 
 def _on_sample(sample: Sample, with_device: bool, say: Say) -> bool:
     """Draft behind real text, on every backend there is, and compare."""
-    from wts.planner import plan_residency
-    from wts.walk import Walker
+    from wts.kernels.planner import plan_residency
+    from wts.walk.walker import Walker
 
     head, inputs = sample.head, sample.inputs
     batch, steps, _ = inputs.base_logits.shape
@@ -189,7 +189,7 @@ def _on_sample(sample: Sample, with_device: bool, say: Say) -> bool:
 
 
 def _on_device(walker: Walker, block: _Block, say: Say) -> bool:
-    from wts.walk import Walker
+    from wts.walk.walker import Walker
 
     print(walker.plan)
     batch, steps, _ = block.base_logits.shape
@@ -213,7 +213,7 @@ def _time(walker: Walker, block: _Block, say: Say) -> None:
     """Time the walk beside step-wise torch, both in CUDA graphs, replayed in turns, L2 cold."""
     from wts.bench.baselines import WalkInputs, step_torch
     from wts.bench.clock import time_interleaved
-    from wts.heads import MarkovHead
+    from wts.heads.markov import MarkovHead
 
     say("timing it beside step-wise torch, L2 cold")
     device = block.base_logits.device
@@ -259,8 +259,8 @@ def _num_beyond_bound(head: MarkovHead, block: _Block, tokens: torch.Tensor) -> 
     """
     import torch
 
-    from wts.pack import LATENT_LEVELS, WEIGHT_LEVELS
-    from wts.reference import step_logits
+    from wts.numerics.quantise import LATENT_LEVELS, WEIGHT_LEVELS
+    from wts.numerics.step_logits import step_logits
 
     weight = head.projection[: head.vocab].float()
     weight_level = weight.abs().amax(1) / WEIGHT_LEVELS

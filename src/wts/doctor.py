@@ -14,8 +14,8 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from wts.device import GPUS, LOCAL, gpu_spec
 from wts.errors import DeviceError, WalkError
+from wts.hardware.gpu import GPUS, LOCAL, gpu_spec
 
 __all__ = ["Finding", "device_obstacle", "examine", "report"]
 
@@ -139,8 +139,9 @@ def _importable() -> bool:
 
 
 def _compile_small() -> str:
-    from wts.compile import compile_walk
-    from wts.planner import Shape, plan_residency
+    from wts.heads.kinds import Shape
+    from wts.kernels.compile import compile_walk
+    from wts.kernels.planner import plan_residency
 
     spec = GPUS["h200"]
     if device_obstacle() is None:
@@ -155,9 +156,9 @@ def _small_walk() -> Finding:
     """Walk a small head on the GPU and on the emulator."""
     import torch
 
-    from wts.heads import MarkovHead
-    from wts.planner import plan_residency
-    from wts.walk import Walker
+    from wts.heads.markov import MarkovHead
+    from wts.kernels.planner import plan_residency
+    from wts.walk.walker import Walker
 
     head = MarkovHead.random(vocab=4096, rank=64, seed=0)
     generator = torch.Generator().manual_seed(0)
@@ -187,7 +188,7 @@ def _version(distribution: str) -> str | None:
 
 
 def _cache() -> Finding:
-    from wts.compile import cache_folder
+    from wts.kernels.cache import cache_folder
 
     folder = cache_folder()
     sizes = [path.stat().st_size for path in folder.glob("*.cubin")] if folder.is_dir() else []

@@ -17,15 +17,15 @@ from typing import Any
 
 import torch
 
-from wts.bounds import decided, logit_bound
-from wts.cells import AnyHead
-from wts.emulator import int8_logits
 from wts.errors import InputError, describe
-from wts.heads import HeadState
-from wts.pack import SMALLEST_SCALE, WEIGHT_LEVELS, quantise_latents, quantise_rows
+from wts.heads.base import HeadState
+from wts.heads.cells import AnyHead
+from wts.numerics.intervals import decided, logit_bound
+from wts.numerics.order import select_greedy
+from wts.numerics.quantise import SMALLEST_SCALE, WEIGHT_LEVELS, quantise_latents, quantise_rows
+from wts.numerics.step_logits import int8_logits, step_logits
+from wts.numerics.torch_dtypes import DTYPES
 from wts.progress import Say
-from wts.reference import select_greedy, step_logits
-from wts.weights import DTYPES
 
 __all__ = [
     "CROSSOVER",
@@ -119,7 +119,7 @@ def read_inputs(path: Path, head: AnyHead) -> Inputs:
     """
     from safetensors import safe_open
 
-    from wts.checkpoint import tensor_names
+    from wts.heads.checkpoint import tensor_names
 
     names = tensor_names(path)
     needed = ["base_logits", "anchor", *(["hidden"] if head.hidden_size is not None else [])]

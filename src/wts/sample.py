@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from wts.cells import AnyHead
 from wts.errors import InputError
 from wts.fidelity import Inputs, read_inputs
-from wts.reading import read_head
+from wts.heads.cells import AnyHead
+from wts.heads.load import read_head
 
 __all__ = ["FOLDER", "Sample", "has_sample", "load_sample"]
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from wts.device import LOCAL, gpu_spec
 from wts.errors import DeviceError
+from wts.hardware.gpu import LOCAL, gpu_spec
 
 HERE = Path(__file__).parent
 # The emulator's steps are small: many threads would wait for each other.

@@ -17,22 +17,22 @@ from typing import Any
 
 import torch
 
-import wts.compile
-import wts.launch
+import wts.kernels.compile
+import wts.kernels.launch
 from bounded import Outcome, run_bounded
 from strategies import DTYPES, KINDS, anchors, base_logits, hidden_states, recurrent_head
 from walks import gpu_of
 from wts.bench import gate
-from wts.cells import AnyHead, RecurrentHead
-from wts.compile import KERNEL_NAME
-from wts.device import LOCAL, GpuSpec, gpu_spec
-from wts.heads import MarkovHead
-from wts.noise import Noise
-from wts.numbers import NumberType
-from wts.pack import pack_head
-from wts.plan import ResidencyPlan
-from wts.planner import plan_residency
-from wts.walk import LONGEST_TIMEOUT_MS, Walker
+from wts.dtypes import NumberType
+from wts.hardware.gpu import LOCAL, GpuSpec, gpu_spec
+from wts.heads.cells import AnyHead, RecurrentHead
+from wts.heads.markov import MarkovHead
+from wts.kernels.compile import KERNEL_NAME
+from wts.kernels.packed import pack_head
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.numerics.gumbel import Noise
+from wts.walk.walker import LONGEST_TIMEOUT_MS, Walker
 
 FAULT_STATUS = 86  # of compute-sanitizer, when it has found something
 EACH_LANE_ARRIVES = "WTS_EACH_LANE_ARRIVES"
@@ -336,14 +336,14 @@ def walk_each_lane_arriving() -> None:
     racecheck knows what an arrival orders, but not that __syncwarp orders what other lanes wrote
     before it.
     """
-    read = wts.compile._read_sources
+    read = wts.kernels.compile.read_sources
 
     def patched() -> dict[str, str]:
         sources = read()
         return sources | {"rounds.cuh": f"#define {EACH_LANE_ARRIVES} 1\n{sources['rounds.cuh']}"}
 
     assert EACH_LANE_ARRIVES in read()["rounds.cuh"]
-    wts.compile._read_sources = patched
+    wts.kernels.compile.read_sources = patched
     walk_all()
 
 
@@ -356,7 +356,7 @@ def multiply_on_the_host(
 
 
 def walk_all() -> None:
-    wts.launch.multiply_hidden = multiply_on_the_host
+    wts.kernels.launch.multiply_hidden = multiply_on_the_host
     for case in CASES:
         case.walk()
     print(all_right())

@@ -17,15 +17,15 @@ import torch
 from strategies import KINDS, anchors, base_logits, hidden_states, recurrent_head
 from walks import capturing, check, check_all, moved, run, run_sampled, twin, walker_of
 from wts.bench import gate
-from wts.cells import AnyHead
-from wts.device import gpu_spec
-from wts.follow import follow
-from wts.heads import MarkovHead
-from wts.noise import Noise
-from wts.numbers import NumberType
-from wts.planner import plan_residency
-from wts.variants import streaming_plan
-from wts.walk import Walker
+from wts.dtypes import NumberType
+from wts.hardware.gpu import gpu_spec
+from wts.heads.cells import AnyHead
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.variants import streaming_plan
+from wts.numerics.gumbel import Noise
+from wts.walk.teacher_forced import follow
+from wts.walk.walker import Walker
 
 INF = math.inf
 NAN = math.nan

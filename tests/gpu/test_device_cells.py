@@ -22,17 +22,19 @@ from strategies import KINDS, anchors, base_logits, hidden_states, recurrent_hea
 from walks import capturing, gpu_of, moved, run, run_sampled, walker_of, without_the_last_block
 from wts.bench import gate
 from wts.bench.cases import HeadCase
-from wts.cells import AnyHead, RecurrentHead
-from wts.domino import DominoHead
-from wts.emulator import Emulator
+from wts.dtypes import NUMBER_TYPES, NumberType
 from wts.errors import InputError, WalkTimeout
-from wts.noise import Noise
-from wts.numbers import NUMBER_TYPES, NumberType
-from wts.pack import pack_head
-from wts.planner import plan_residency
-from wts.recurrent import GatedHead, RnnHead
-from wts.reference import select_greedy, step_logits
-from wts.walk import Backend, Walker
+from wts.heads.cells import AnyHead, RecurrentHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.rnn import RnnHead
+from wts.kernels.packed import pack_head
+from wts.kernels.planner import plan_residency
+from wts.numerics.gumbel import Noise
+from wts.numerics.order import select_greedy
+from wts.numerics.step_logits import step_logits
+from wts.walk.emulator import Emulator
+from wts.walk.walker import Backend, Walker
 
 BF16 = torch.bfloat16
 NAN = float("nan")

@@ -16,14 +16,15 @@ import torch
 
 from strategies import hidden_states, noise_head, recurrent_head
 from walks import capturing, gpu_of, moved, run
-from wts.domino import DominoHead
-from wts.emulator import Emulator
-from wts.heads import MarkovHead
-from wts.plan import ResidencyPlan
-from wts.planner import plan_residency
-from wts.recurrent import GatedHead, RnnHead
-from wts.reference import exact_walk
-from wts.walk import Walker
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.walk.emulator import Emulator
+from wts.walk.reference import exact_walk
+from wts.walk.walker import Walker
 
 BATCHES = [1, 2, 4, 8, 16]
 

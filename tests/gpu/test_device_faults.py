@@ -10,13 +10,13 @@ import torch
 
 from strategies import anchors, base_logits, silent_head
 from walks import capturing, gpu_of, run, twin, without_the_last_block
-from wts.device import gpu_spec
+from wts.dtypes import NumberType
 from wts.errors import WalkTimeout
-from wts.heads import MarkovHead
-from wts.launch import driver_call
-from wts.numbers import NumberType
-from wts.planner import plan_residency
-from wts.walk import Walker
+from wts.hardware.gpu import gpu_spec
+from wts.heads.markov import MarkovHead
+from wts.kernels.driver import driver_call
+from wts.kernels.planner import plan_residency
+from wts.walk.walker import Walker
 
 BF16 = torch.bfloat16
 

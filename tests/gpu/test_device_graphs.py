@@ -11,9 +11,9 @@ import torch
 
 from strategies import anchors, base_logits
 from walks import capturing, gpu_of, twin, walker_of
-from wts.heads import MarkovHead
-from wts.planner import plan_residency
-from wts.walk import Walker
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import plan_residency
+from wts.walk.walker import Walker
 
 BF16 = torch.bfloat16
 

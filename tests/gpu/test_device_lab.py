@@ -17,11 +17,11 @@ from lab.generate import Block
 from lab.run import run_recipe
 from lab.timing import time_walks
 from lab_case import NAMES, SMOKE, save_pair, write_data
-from wts.device import LOCAL
 from wts.fidelity import examine
-from wts.planner import plan_residency
-from wts.reading import read_head
-from wts.walk import Walker
+from wts.hardware.gpu import LOCAL
+from wts.heads.load import read_head
+from wts.kernels.planner import plan_residency
+from wts.walk.walker import Walker
 
 pytestmark = pytest.mark.gpu
 GPU = torch.device("cuda")

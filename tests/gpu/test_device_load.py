@@ -17,11 +17,11 @@ import torch
 from bounded import run_bounded
 from strategies import anchors, base_logits
 from walks import capturing, gpu_of, twin
-from wts.heads import MarkovHead
-from wts.noise import Noise
-from wts.plan import TILE_ROWS
-from wts.planner import SWEEP_WARPS, plan_residency
-from wts.walk import Walker
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import SWEEP_WARPS, plan_residency
+from wts.kernels.resident.units import TILE_ROWS
+from wts.numerics.gumbel import Noise
+from wts.walk.walker import Walker
 
 BF16 = torch.bfloat16
 SECONDS = 400  # compiling, the emulator and some ten seconds on the GPU

@@ -13,10 +13,10 @@ from hypothesis import strategies as st
 from strategies import DTYPES, anchors, base_logits, silent_head
 from test_cases import CHI_SQUARE_LIMIT, chi_square
 from walks import capturing, moved, run_sampled, twin, walker_of
-from wts.heads import MarkovHead
-from wts.noise import Noise
-from wts.numbers import NUMBER_TYPES, NumberType
-from wts.walk import Walker
+from wts.dtypes import NUMBER_TYPES, NumberType
+from wts.heads.markov import MarkovHead
+from wts.numerics.gumbel import Noise
+from wts.walk.walker import Walker
 
 INF = math.inf
 NAN = math.nan

@@ -9,14 +9,14 @@ import pytest
 import torch
 
 from strategies import anchors, base_logits
-from wts.device import LOCAL, gpu_spec
 from wts.errors import DeviceError
-from wts.heads import MarkovHead
-from wts.noise import Noise
-from wts.planner import plan_residency
-from wts.tensor_memory import has_product
-from wts.variants import with_async_tiles
-from wts.walk import Walker
+from wts.hardware.gpu import LOCAL, gpu_spec
+from wts.hardware.tensor_memory import has_product
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.variants import with_async_tiles
+from wts.numerics.gumbel import Noise
+from wts.walk.walker import Walker
 
 
 def multiplies_there() -> bool:

@@ -15,14 +15,14 @@ from hypothesis import strategies as st
 from bounds import decided, logit_bound
 from strategies import DTYPES, anchors, base_logits, silent_head
 from walks import check, check_all, gpu_of, moved, run, twin, walker_of
-from wts.device import gpu_spec
+from wts.dtypes import NUMBER_TYPES, NumberType
 from wts.errors import DeviceError, InputError
-from wts.heads import MarkovHead
-from wts.numbers import NUMBER_TYPES, NumberType
-from wts.pack import pack_head
-from wts.planner import plan_residency
-from wts.reference import step_logits
-from wts.walk import Walker
+from wts.hardware.gpu import gpu_spec
+from wts.heads.markov import MarkovHead
+from wts.kernels.packed import pack_head
+from wts.kernels.planner import plan_residency
+from wts.numerics.step_logits import step_logits
+from wts.walk.walker import Walker
 
 INF = math.inf
 NAN = math.nan

@@ -17,18 +17,19 @@ from strategies import anchors, recurrent_head
 from walks import capturing, gpu_of
 from wts.bench.baselines import Sglang
 from wts.bench.gate import emulator_of
-from wts.cells import AnyHead
-from wts.device import GpuSpec
-from wts.domino import DominoHead
-from wts.heads import MarkovHead
-from wts.noise import Noise
-from wts.recurrent import GatedHead, RnnHead
+from wts.hardware.gpu import GpuSpec
+from wts.heads.base import with_weights
+from wts.heads.cells import AnyHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
+from wts.numerics.gumbel import Noise
 from wts.sglang import domino, hooks, report, upkeep
 from wts.sglang.build import Walks, build_walks, held_bytes, packing_bytes
 from wts.sglang.domino import Rollout, prepare
 from wts.sglang.sampler import Factory, factory_of
 from wts.sglang.upkeep import Upkeep
-from wts.weights import with_weights
 
 STEPS, MOST, HIDDEN = 6, 5, 40
 KINDS = (MarkovHead, GatedHead, RnnHead)

@@ -21,12 +21,12 @@ from pathlib import Path
 
 import torch
 
-from wts.cells import AnyHead
-from wts.compile import TURNS, Turn, WalkArgs
-from wts.heads import DTYPE_OF
-from wts.noise import Noise
-from wts.pack import pack_head
-from wts.plan import ResidencyPlan
+from wts.heads.cells import AnyHead
+from wts.kernels.packed import pack_head
+from wts.kernels.resident.args import TURNS, Turn, WalkArgs
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.numerics.gumbel import Noise
+from wts.numerics.torch_dtypes import DTYPE_OF
 
 HERE = Path(__file__).parent
 CSRC = Path(__file__).parents[2] / "src" / "wts" / "csrc"

@@ -16,12 +16,13 @@ import torch
 from torch.nn import functional
 
 from wts.bench.record import installed_version
-from wts.cells import AnyHead
-from wts.domino import DominoHead
 from wts.errors import DeviceError, InputError, describe
-from wts.heads import HeadState
-from wts.noise import LEAST_TEMPERATURE
-from wts.recurrent import GatedHead, RnnHead
+from wts.heads.base import HeadState
+from wts.heads.cells import AnyHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.rnn import RnnHead
+from wts.numerics.limits import LEAST_TEMPERATURE
 
 __all__ = [
     "SGLANG_VERSION",

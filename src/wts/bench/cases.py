@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from wts.numbers import HEAD_KINDS, HeadKind
+from wts.heads.kinds import HEAD_KINDS, HeadKind
 
 __all__ = [
     "DEFAULT_HIDDEN_SIZE",

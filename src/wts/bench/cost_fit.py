@@ -15,8 +15,8 @@ import numpy as np
 
 from wts.bench.predicted import Predicted, mean_error, predictions
 from wts.bench.record import read
-from wts.cost import Constants
 from wts.errors import InputError
+from wts.kernels.resident.cost import Constants
 
 __all__ = ["errors", "fit", "main"]
 

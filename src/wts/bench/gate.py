@@ -10,10 +10,10 @@ import torch
 
 if TYPE_CHECKING:
     from wts.bench.cases import HeadCase
-    from wts.cells import AnyHead
-    from wts.emulator import Emulator
-    from wts.heads import MarkovHead
-    from wts.walk import Walker
+    from wts.heads.cells import AnyHead
+    from wts.heads.markov import MarkovHead
+    from wts.walk.emulator import Emulator
+    from wts.walk.walker import Walker
 
 __all__ = [
     "NOISE_KEY",
@@ -101,8 +101,8 @@ def emulator_of(walker: Walker) -> Emulator:
 
     So both read the same input rows; the device packs them by another library's products.
     """
-    from wts.emulator import Emulator
-    from wts.pack import PackedHead
+    from wts.kernels.packed import PackedHead
+    from wts.walk.emulator import Emulator
 
     if walker._device_walk is None:
         assert walker._emulator is not None
@@ -193,9 +193,10 @@ def draw_head(case: HeadCase, *, device: str | torch.device, seed: int) -> AnyHe
 
     The deviation of latents is measured, at random tokens and hidden states after one step.
     """
-    from wts.domino import DominoHead
-    from wts.heads import MarkovHead
-    from wts.recurrent import GatedHead, RnnHead
+    from wts.heads.domino import DominoHead
+    from wts.heads.gated import GatedHead
+    from wts.heads.markov import MarkovHead
+    from wts.heads.rnn import RnnHead
 
     vocab, rank, width, size = case.vocab, case.rank, case.hidden_size, case.state_size
     if case.head == "markov":
@@ -260,7 +261,7 @@ def probe_of(head: AnyHead) -> MarkovHead:
 
     Its walk is the same projection, selection and exchange, under the plan of a Markov head.
     """
-    from wts.heads import MarkovHead
+    from wts.heads.markov import MarkovHead
 
     row = torch.ones(1, head.rank, dtype=head.projection.dtype, device=head.projection.device)
     return MarkovHead(
@@ -444,7 +445,7 @@ def check_followed(
         WalkFault: another token, or a step logit outside its interval; or fewer than half of the
             tokens are decided, so that little was compared.
     """
-    from wts.follow import follow
+    from wts.walk.teacher_forced import follow
 
     batch, steps = drawn.base_logits.shape[:2]
     short = drawn.first(gate_steps(batch=batch, steps=steps, whole=whole))

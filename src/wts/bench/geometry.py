@@ -299,9 +299,10 @@ def _scaled(weight: torch.Tensor, columns: slice, hidden: int) -> torch.Tensor:
 def _head_tensors(
     geometry: Geometry, drafter: Drafter, *, rank: int, seed: int, device: str | torch.device
 ) -> dict[str, torch.Tensor]:
-    from wts.heads import MarkovHead
-    from wts.recurrent import GatedHead, RnnHead
-    from wts.weights import W1, W2
+    from wts.heads.dspark import W1, W2
+    from wts.heads.gated import GatedHead
+    from wts.heads.markov import MarkovHead
+    from wts.heads.rnn import RnnHead
 
     vocab, hidden = geometry.vocab, geometry.hidden
     if drafter == "domino":

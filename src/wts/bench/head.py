@@ -29,8 +29,9 @@ from wts.bench.cases import (
 )
 from wts.bench.head_run import HeadBench
 from wts.bench.head_table import PATHS, Measured, record_of, table
+from wts.dtypes import WEIGHT_TYPES
 from wts.errors import DeviceError, WalkError
-from wts.numbers import HEAD_KINDS, WEIGHT_TYPES
+from wts.heads.kinds import HEAD_KINDS
 from wts.progress import sayer
 
 if TYPE_CHECKING:

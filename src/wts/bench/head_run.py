@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 
 from wts.bench.cases import HeadCase
 from wts.bench.head_table import OURS, Measured
-from wts.numbers import WeightType
+from wts.dtypes import WeightType
 
 if TYPE_CHECKING:
     import torch
@@ -18,9 +18,9 @@ if TYPE_CHECKING:
     from wts.bench.baselines import Sglang, WalkInputs
     from wts.bench.clock import Cache, CacheControl, Captured, Timing
     from wts.bench.gate import Drawn, Walk
-    from wts.cells import AnyHead
-    from wts.plan import ResidencyPlan
-    from wts.walk import Walker
+    from wts.heads.cells import AnyHead
+    from wts.kernels.resident.plan import ResidencyPlan
+    from wts.walk.walker import Walker
 
 __all__ = ["HeadBench", "Ours", "make_noise", "walker_call"]
 
@@ -189,11 +189,11 @@ class HeadBench:
         Raises:
             WalkFault: they are others.
         """
-        from wts.walk import Walker
+        from wts.walk.walker import Walker
 
         plan = self.plan_of(case, head, exact=path == "wts_exact")
         if path == "wts_streaming":
-            from wts.variants import streaming_plan
+            from wts.kernels.resident.variants import streaming_plan
 
             plan = streaming_plan(plan)
         # The plan of a Walker may be another: the compiler may want one with fewer registers.
@@ -206,7 +206,7 @@ class HeadBench:
 
     def plan_of(self, case: HeadCase, head: AnyHead, *, exact: bool = False) -> ResidencyPlan:
         """The plan of a case on this machine."""
-        from wts.planner import plan_residency
+        from wts.kernels.planner import plan_residency
 
         return plan_residency(
             head,
@@ -268,8 +268,8 @@ class HeadBench:
         input rows of other heads, which take the CPU minutes, are the device's.
         """
         from wts.bench.gate import EmulatedWalk, emulator_of
-        from wts.heads import MarkovHead
-        from wts.walk import Walker
+        from wts.heads.markov import MarkovHead
+        from wts.walk.walker import Walker
 
         path = "wts" if path == "wts_streaming" else path  # the same head, so the same tokens
         kept = self._emulators.get((path, case.sampled))
@@ -429,7 +429,7 @@ def _without(timing: Timing, excluded_us: float) -> Timing:
 
 
 def make_noise(key: int, offset: torch.Tensor) -> object:
-    from wts.noise import Noise  # type: ignore[import-not-found, unused-ignore]
+    from wts.numerics.gumbel import Noise
 
     noise: object = Noise(key=key, offset=offset)
     return noise

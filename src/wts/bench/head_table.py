@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from wts.bench.cases import GOALS, Point
-from wts.numbers import WeightType
+from wts.dtypes import WeightType
 
 if TYPE_CHECKING:
     from wts.bench.clock import Cache, Timing

@@ -15,7 +15,7 @@ import torch
 
 if TYPE_CHECKING:
     from wts.bench.baselines import WalkInputs
-    from wts.walk import Walker
+    from wts.walk.walker import Walker
 
 __all__ = ["PARTS", "parts_of", "parts_text", "traced_parts"]
 
@@ -80,8 +80,8 @@ def traced_parts(walker: Walker, inputs: WalkInputs) -> dict[str, float]:
         WalkFault: it gave other tokens than the Walker.
     """
     from wts.bench.gate import compare
-    from wts.launch import DeviceWalk
-    from wts.noise import Noise
+    from wts.kernels.launch import DeviceWalk
+    from wts.numerics.gumbel import Noise
 
     assert walker._device_walk is not None
     traced = DeviceWalk(

@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from wts.bench.clock import Timing
     from wts.bench.head_run import HeadBench
     from wts.bench.record import Environment
-    from wts.cells import AnyHead
-    from wts.plan import ResidencyPlan
-    from wts.walk import Walker
+    from wts.heads.cells import AnyHead
+    from wts.kernels.resident.plan import ResidencyPlan
+    from wts.walk.walker import Walker
 
 __all__ = ["Placed", "placed_walker", "record_of", "sweep", "sweep_plans"]
 
@@ -45,8 +45,8 @@ def placed_walker(head: AnyHead, base: ResidencyPlan, plan: ResidencyPlan) -> tu
     """
     import torch
 
-    from wts.launch import DeviceWalk
-    from wts.walk import Walker
+    from wts.kernels.launch import DeviceWalk
+    from wts.walk.walker import Walker
 
     walker = Walker(head, base, backend="device")
     device = torch.device("cuda", torch.cuda.current_device())
@@ -63,7 +63,7 @@ def sweep(
     Raises:
         WalkFault: a walk gave other tokens than it must.
     """
-    from wts.variants import with_register_fragments
+    from wts.kernels.resident.variants import with_register_fragments
 
     base = bench.plan_of(case, bench._head_of(case))
     plans = [with_register_fragments(base, count) for count in fragments]

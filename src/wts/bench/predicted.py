@@ -6,10 +6,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from wts.bench.record import Record, quantised_runs
-from wts.cost import Constants, predict
-from wts.device import gpu_spec
-from wts.plan import ResidencyPlan
-from wts.planner import Shape, plan_residency
+from wts.hardware.gpu import gpu_spec
+from wts.heads.kinds import Shape
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.cost import Constants, predict
+from wts.kernels.resident.plan import ResidencyPlan
 
 __all__ = ["Predicted", "mean_error", "predictions"]
 

@@ -202,7 +202,7 @@ def _random_models(args: argparse.Namespace, scratch: Path, device: str | torch.
 
 
 def _given_models(args: argparse.Namespace) -> _Served:
-    from wts.checkpoint import read_config
+    from wts.heads.config import read_config
 
     config = read_config(args.draft)
     rank = config.markov_rank if config.domino is None else config.domino.emb_dim

@@ -8,7 +8,7 @@ from typing import Any
 
 from wts.bench.record import Record, quantised_runs, read
 from wts.errors import InputError
-from wts.numbers import HEAD_KINDS
+from wts.heads.kinds import HEAD_KINDS
 
 __all__ = ["render", "render_file", "render_short"]
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from wts.bench import serving_table
-from wts.device import GPUS
+from wts.hardware.gpu import GPUS
 from wts.plot.points import STEPWISE, Case, Results, fits, latest, number, times
 from wts.plot.style import COLOURS, TITLES, new_figure, source_line, title_figure
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from wts.numbers import HEAD_KINDS
+from wts.heads.kinds import HEAD_KINDS
 from wts.plot.points import Results, fits, latest, times
 from wts.plot.style import COLOURS, TITLES, new_figure, source_line, title_figure
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from wts.bench.predicted import mean_error, predictions
-from wts.cost import predict
-from wts.device import gpu_spec
+from wts.hardware.gpu import gpu_spec
+from wts.kernels.resident.cost import predict
 from wts.plot.points import Case, Results, fits, latest, times
 from wts.plot.style import new_figure, source_line, title_figure
 

@@ -10,13 +10,15 @@ from typing import Any, TypeAlias
 
 import torch
 
-from wts.cells import AnyHead
-from wts.domino import DominoHead
 from wts.errors import WalkError, describe
-from wts.heads import HeadState, MarkovHead
-from wts.recurrent import GatedHead, RnnHead, product
+from wts.heads.base import HeadState, product
+from wts.heads.cells import AnyHead
+from wts.heads.domino import DominoHead
+from wts.heads.gated import GatedHead
+from wts.heads.markov import MarkovHead
+from wts.heads.rnn import RnnHead
+from wts.numerics.torch_dtypes import DTYPES
 from wts.sglang.support import Reason
-from wts.weights import DTYPES
 
 __all__ = ["Weight", "adopt_domino", "adopt_dspark", "behaves", "plain_embedding"]
 

@@ -9,18 +9,19 @@ from dataclasses import dataclass
 
 import torch
 
-from wts.cells import AnyHead
-from wts.device import GpuSpec
+from wts.dtypes import NumberType
 from wts.errors import DeviceError, WalkError
-from wts.noise import Noise
-from wts.numbers import NumberType
-from wts.pack import CHUNK_ROWS
-from wts.plan import ResidencyPlan
-from wts.planner import MAX_BATCH, MAX_STEPS, plan_residency
+from wts.hardware.gpu import GpuSpec
+from wts.heads.base import weights_of
+from wts.heads.cells import AnyHead
+from wts.kernels.packed import CHUNK_ROWS
+from wts.kernels.planner import MAX_BATCH, MAX_STEPS, plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.numerics.gumbel import Noise
+from wts.numerics.torch_dtypes import DTYPE_OF
 from wts.sglang.support import Reason, why_not_gpu, why_not_memory, why_step_wise
-from wts.walk import Backend, Walker
-from wts.walkers import WalkerSet
-from wts.weights import DTYPE_OF, weights_of
+from wts.walk.walker import Backend, Walker
+from wts.walk.walker_set import WalkerSet
 
 __all__ = ["BATCHES", "Bucket", "Walks", "build_walks", "held_bytes", "packing_bytes"]
 

@@ -12,13 +12,13 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from wts.device import GpuSpec
-from wts.domino import DominoHead
+from wts.hardware.gpu import GpuSpec
+from wts.heads.domino import DominoHead
 from wts.sglang import report, upkeep
 from wts.sglang.adopt import adopt_domino, plain_embedding
 from wts.sglang.build import Walks, build_walks
 from wts.sglang.support import Reason
-from wts.walk import Backend
+from wts.walk.walker import Backend
 
 __all__ = ["Rollout", "prepare"]
 

@@ -198,7 +198,7 @@ def _rollout(arguments: dict[str, Any]) -> Any:
 
 
 def _local_gpu() -> Any:
-    from wts.device import LOCAL, gpu_spec
+    from wts.hardware.gpu import LOCAL, gpu_spec
 
     return gpu_spec(LOCAL)
 

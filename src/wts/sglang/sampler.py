@@ -14,17 +14,17 @@ from typing import Any, TypeAlias
 
 import torch
 
-from wts.cells import AnyHead
-from wts.device import GpuSpec
+from wts.dtypes import NumberType
 from wts.errors import describe
-from wts.noise import Noise
-from wts.numbers import NumberType
+from wts.hardware.gpu import GpuSpec
+from wts.heads.cells import AnyHead
+from wts.numerics.gumbel import Noise
+from wts.numerics.torch_dtypes import NUMBER_TYPE_OF
 from wts.sglang import report, upkeep
 from wts.sglang.adopt import adopt_dspark, behaves
 from wts.sglang.build import Walks, build_walks
 from wts.sglang.support import Agree, Reason
-from wts.walk import Backend, Walker
-from wts.weights import NUMBER_TYPE_OF
+from wts.walk.walker import Backend, Walker
 
 __all__ = ["Factory", "Step", "Steps", "base_type_of", "factory_of"]
 

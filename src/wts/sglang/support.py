@@ -12,8 +12,8 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
-    from wts.device import GpuSpec
-    from wts.plan import ResidencyPlan
+    from wts.hardware.gpu import GpuSpec
+    from wts.kernels.resident.plan import ResidencyPlan
 
 __all__ = [
     "MADE_FOR",

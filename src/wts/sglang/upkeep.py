@@ -15,10 +15,10 @@ from typing import Any
 
 import torch
 
-from wts.cells import AnyHead
 from wts.errors import HeadError, WalkError, WalkTimeout
+from wts.heads.cells import AnyHead
 from wts.sglang.support import Agree, Reason
-from wts.walkers import WalkerSet
+from wts.walk.walker_set import WalkerSet
 
 __all__ = [
     "BUCKETS",

@@ -1,0 +1,1 @@
+"""GPUs as a planner sees them, and structs that host and kernel share."""

@@ -1,0 +1,1 @@
+"""From a request to a kernel on a GPU: plans, packing, compiling, launching."""

@@ -1,0 +1,272 @@
+"""Checkpoint tensors to packed bytes and back: quantise, pad, tile, fragment order.
+
+A row is int8 levels with a scale, or the head's own bf16 numbers: 32 bytes of it are a slab.
+
+The byte order is that of the matrix instruction. For m16n8k32 (PTX ISA 9.7.14.5.11) lane 4 g + t of
+a warp holds words {row g, row g + 8} x {k, k + 16} of a tile's slab, so one 16-byte load per lane
+fetches a whole operand; a latent's elements 8 t .. 8 t + 3 and 8 t + 4 .. 8 t + 7 play k = 4 t and
+16 + 4 t, so that a lane finds its two words side by side. m16n8k16 of bf16 has the same words, of
+two elements each, so its bytes are in the same order. For wgmma (9.7.15.5.1) four warps' tiles
+make one operand of 8 x 16-byte core matrices. Rows are placed so that a lane's two results are two
+consecutive tokens: row g and row g + 8 of half h of a pair of tiles are tokens 4 g + 2 h and
+4 g + 2 h + 1 of its 32.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, fields, replace
+
+import torch
+import torch.nn.functional as F
+
+from wts.heads.base import HeadState
+from wts.heads.cells import AnyHead, Cell, cell_of, input_rows
+from wts.heads.latent_rows import pack_latents, unpack_latents
+from wts.heads.markov import MarkovHead
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.tiles import load_rows, store_rows
+from wts.kernels.resident.units import PAIR_ROWS, TILE_ROWS
+from wts.numerics.exact_bounds import Residuals, latent_bounds, residuals_of
+from wts.numerics.lane_sums import hidden_part
+from wts.numerics.quantise import Latents, pack_bits, quantise_latents, quantise_rows, split_rows
+from wts.selection.exact import ExactHead, exact_head
+
+__all__ = ["CHUNK_ROWS", "PackedHead", "pack_head", "packed_bytes", "unfit_rows"]
+
+CHUNK_ROWS = 1 << 15  # rows that are quantised at once, in a handful of fp32 copies
+_INPUT_ROWS = 1 << 12  # at once: their products are made in fp64
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class PackedHead:
+    """One head as the device reads it; the only copy a Walker keeps.
+
+    Args:
+        tiles: uint8 [padded_vocab / 16, 16 rows' bytes], in the order of the plan's instruction.
+        row_scale: fp32 [padded_vocab], 0 for padding rows. With bf16 weights int32 [padded_vocab /
+            32], a bit for each row, lowest first: set where its scale is NaN, not 1.
+        table: uint8 [table_rows, ...], what a step fetches for a token. Of a Markov head: 2 r + 32
+            bytes, the quantised latent slab by slab, then the scale, or 2 r bytes, the latent in
+            bf16; of others: `input_rows`.
+        draft_to_target: int32 [vocab] or None.
+        cell: the weights of a head's steps; None for a Markov head, whose latents are the table.
+        hidden_inside: whether the kernel makes the hidden part.
+        quantised: whether the weights are levels, and so latents are quantised.
+        storage: the plan's, of the order of bytes in tiles.
+        exact: the unquantised weights of an exact walk, else None.
+    """
+
+    tiles: torch.Tensor
+    row_scale: torch.Tensor
+    table: torch.Tensor
+    draft_to_target: torch.Tensor | None
+    cell: Cell | None = None
+    hidden_inside: bool = False
+    quantised: bool = True
+    storage: tuple[object, ...] = ()
+    exact: ExactHead | None = None
+
+    @property
+    def tensors(self) -> list[torch.Tensor]:
+        """All that is held; other packed heads of the same weights may share them."""
+        parts = [self.tiles, self.row_scale, self.table]
+        parts += [] if self.draft_to_target is None else [self.draft_to_target]
+        parts += [] if self.exact is None else self.exact.tensors
+        return parts + ([] if self.cell is None else _weights_of(self.cell))
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes held."""
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    def hidden_part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
+        """What the hidden states [B, K, H] of a walk add to its steps; None for a Markov head."""
+        if self.cell is None or hidden is None:
+            return None
+        weight, bias = self.cell.hidden_weight, self.cell.hidden_bias
+        return hidden_part(weight, bias, hidden, by_lanes=self.hidden_inside)
+
+    def initial_state(self, batch: int) -> HeadState:
+        """Return the state before the first step of `batch` requests."""
+        return None if self.cell is None else self.cell.initial_state(batch)
+
+    def latent(
+        self, state: HeadState, prev_token: torch.Tensor, part: torch.Tensor | None
+    ) -> tuple[HeadState, Latents | None]:
+        """The latent function as the device has it.
+
+        Args:
+            state: of the step before.
+            prev_token: int64 [B], inside the table.
+            part: fp32 [B, P], the hidden part of the step; None for a Markov head.
+
+        Returns:
+            The new state and the latents, quantised or bf16 [B, r]; None at a step without.
+        """
+        if self.cell is None:
+            rows = self.table[prev_token]
+            return state, unpack_latents(rows) if self.quantised else rows.view(torch.bfloat16)
+        state, latent = self.exact_latent(state, prev_token, part)
+        return state, quantise_latents(latent) if self.quantised and latent is not None else latent
+
+    def exact_latent(
+        self, state: HeadState, prev_token: torch.Tensor, part: torch.Tensor | None
+    ) -> tuple[HeadState, torch.Tensor | None]:
+        """The same before it is quantised, bf16 [B, r]; of a Markov head where a walk is exact."""
+        if self.cell is None:
+            assert self.exact is not None
+            assert self.exact.table is not None
+            return state, self.exact.table[prev_token]
+        assert part is not None
+        return self.cell.latent(state, self.table[prev_token], part)
+
+
+def _weights_of(cell: Cell) -> list[torch.Tensor]:
+    return [getattr(cell, field.name) for field in fields(cell)]
+
+
+# ---- a whole head ------------------------------------------------------------------------------
+
+
+def packed_bytes(packs: Iterable[PackedHead]) -> int:
+    """Bytes that packed heads hold together; what several share counts once."""
+    return sum({id(tensor): tensor.nbytes for one in packs for tensor in one.tensors}.values())
+
+
+def pack_head(
+    head: AnyHead,
+    plan: ResidencyPlan,
+    device: torch.device,
+    into: PackedHead | None = None,
+    *,
+    done: Sequence[PackedHead] = (),
+) -> PackedHead:
+    """Pack a head for a plan, some rows at a time so that little extra memory is needed.
+
+    Args:
+        head: the head; its weights may lie on any device.
+        plan: a plan for its shape.
+        device: where the packed bytes go.
+        into: an earlier result of the same shape, overwritten in place (its addresses stay valid
+            for captured graphs); a new one by default.
+        done: what these weights were packed to already, on the same device. A new packed head
+            shares all of it that it can; nothing that is shared with one is packed again.
+
+    Returns:
+        The packed head; that of `into` holds what was packed, but its unquantised weights only
+        the result names.
+    """
+    done = [
+        other
+        for other in done
+        if (other.quantised, other.exact is not None) == (plan.quantised, plan.exact)
+    ]
+    packed = into or _room_for(head, plan, device, done)
+    if not any(packed.tiles is other.tiles for other in done):
+        _pack_projection(head, plan, packed, device)
+    shared = next((other for other in done if packed.table is other.table), None)
+    if shared is not None:
+        return replace(packed, exact=shared.exact)
+    residuals = None
+    if plan.exact:
+        levels, scale = load_rows(packed.tiles, plan)[: plan.vocab], packed.row_scale[: plan.vocab]
+        exact = exact_head(head, scale, levels)
+        packed = replace(packed, exact=exact)
+        if isinstance(head, MarkovHead):
+            weight = exact.projection[: plan.vocab]
+            residuals = residuals_of(weight, scale, levels, head.table_rows)
+    at_once = CHUNK_ROWS if isinstance(head, MarkovHead) else _INPUT_ROWS
+    for first, rows in _chunks(head.table, device, at_once):
+        fetched = _fetched_rows(head, rows, packed.exact, residuals, quantised=plan.quantised)
+        packed.table[first : first + len(rows)] = fetched
+    if head.draft_to_target is not None and packed.draft_to_target is not None:
+        packed.draft_to_target.copy_(head.draft_to_target[: plan.vocab])
+    if into is not None and into.cell is not None and not isinstance(head, MarkovHead):
+        for old, new in zip(
+            _weights_of(into.cell), _weights_of(cell_of(head, device)), strict=True
+        ):
+            old.copy_(new)
+    return packed
+
+
+def _pack_projection(
+    head: AnyHead, plan: ResidencyPlan, packed: PackedHead, device: torch.device
+) -> None:
+    for first, rows in _chunks(head.projection[: plan.vocab], device):
+        padding = -len(rows) % PAIR_ROWS
+        if plan.quantised:
+            levels, scale = quantise_rows(rows)
+            packed.row_scale[first : first + len(rows)] = scale
+        else:
+            levels, unfit = split_rows(rows)
+            unfit = F.pad(unfit, (0, padding))
+            packed.row_scale[first // 32 : (first + len(unfit)) // 32] = pack_bits(unfit)
+        store_rows(F.pad(levels, (0, 0, 0, padding)), plan, packed.tiles, first)
+
+
+def _room_for(
+    head: AnyHead, plan: ResidencyPlan, device: torch.device, done: Sequence[PackedHead]
+) -> PackedHead:
+    """The memory of a packed head; the weights of its cell are in it already."""
+    storage, inside = plan.storage, plan.hidden_inside
+    for other in done:
+        if other.storage == storage:
+            return replace(other, hidden_inside=inside)
+    tile_bytes = (plan.padded_vocab // TILE_ROWS, plan.tile_bytes)
+    tiles = torch.zeros(tile_bytes, dtype=torch.uint8, device=device)
+    scale_words = plan.num_blocks * plan.row_scale_words
+    scale_type = torch.float32 if plan.quantised else torch.int32
+    row_scale = torch.zeros(scale_words, dtype=scale_type, device=device)
+    if done:
+        return replace(
+            done[0], tiles=tiles, row_scale=row_scale, hidden_inside=inside, storage=storage
+        )
+    return PackedHead(
+        tiles=tiles,
+        row_scale=row_scale,
+        table=torch.empty(plan.table_rows, plan.table_row_bytes, dtype=torch.uint8, device=device),
+        draft_to_target=None
+        if head.draft_to_target is None
+        else torch.empty(plan.vocab, dtype=torch.int32, device=device),
+        cell=None if isinstance(head, MarkovHead) else cell_of(head, device),
+        hidden_inside=inside,
+        quantised=plan.quantised,
+        storage=storage,
+    )
+
+
+def _fetched_rows(
+    head: AnyHead,
+    rows: torch.Tensor,
+    exact: ExactHead | None,
+    residuals: Residuals | None,
+    *,
+    quantised: bool,
+) -> torch.Tensor:
+    """What a step fetches for tokens, uint8 [n, ...], from their table rows."""
+    if not isinstance(head, MarkovHead):
+        return input_rows(head, rows)
+    if not quantised:
+        return rows.contiguous().view(torch.uint8)
+    high, low, scale = quantise_latents(rows)
+    packed = pack_latents(high, low, scale)
+    if exact is not None:
+        levels = 256 * high.int() + low.int()
+        bounds = latent_bounds(rows, levels, scale, exact.screen, residuals)
+        first = 2 * rows.shape[1] + 4
+        packed[:, first : first + 8] = torch.stack(bounds, 1).view(torch.uint8)
+    return packed
+
+
+def _chunks(
+    matrix: torch.Tensor, device: torch.device, at_once: int = CHUNK_ROWS
+) -> Iterator[tuple[int, torch.Tensor]]:
+    for first in range(0, len(matrix), at_once):
+        yield first, matrix[first : first + at_once].to(device)
+
+
+def unfit_rows(packed: PackedHead) -> torch.Tensor:
+    """Rows of bf16 weights that are not finite, bool [padded_vocab]."""
+    bits = packed.row_scale[:, None] >> torch.arange(32, device=packed.row_scale.device)
+    return (bits & 1).flatten() != 0

@@ -1,0 +1,1 @@
+"""The public entry, and the three readings of a walk behind it."""
