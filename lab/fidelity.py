@@ -20,8 +20,9 @@ from lab.drafter import Drafter
 from lab.draw import draw_below
 from lab.export import Kept, choose_places, record_blocks
 from lab.target import Target
-from wts.fidelity import Inputs, examine
+from wts.fidelity import examine
 from wts.progress import sayer
+from wts.walk.recorded import Inputs
 
 __all__ = ["record_whole"]
 

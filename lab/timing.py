@@ -26,11 +26,11 @@ from lab.data import read_tokens
 from lab.fidelity import record_whole
 from wts.bench import gate, record
 from wts.bench.clock import CacheControl, Timing, capture, time_replays
-from wts.fidelity import Inputs
 from wts.hardware.gpu import LOCAL
 from wts.heads.cells import AnyHead
 from wts.kernels.planner import plan_residency
 from wts.progress import sayer
+from wts.walk.recorded import Inputs
 from wts.walk.walker import Walker
 
 __all__ = ["rounds_with_guesses", "time_walks"]

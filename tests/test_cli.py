@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 
 from drafters import head_tensors, write_drafter, write_target
 from strategies import KINDS, hidden_states, recurrent_head
-from wts import cli, demo, doctor, sample
+from wts import cli, demo, doctor
 from wts.bench.summary import render_file
 from wts.errors import CompileError, DeviceError
 from wts.heads.cells import RecurrentHead
@@ -23,6 +23,7 @@ from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
 from wts.kernels.planner import plan_residency
+from wts.walk import shipped
 from wts.walk.walker import Walker
 
 BF16 = torch.bfloat16
@@ -477,7 +478,7 @@ class TestDemo:
     @pytest.fixture(autouse=True)
     def without_the_sample(self, monkeypatch: pytest.MonkeyPatch) -> None:
         """Its walk is tested in test_lab_export.py; here a random or a given head's is."""
-        monkeypatch.setattr(sample, "has_sample", lambda: False)
+        monkeypatch.setattr(shipped, "has_sample", lambda: False)
 
     @pytest.mark.usefixtures("no_gpu")
     def test_on_the_cpu(self, capsys: pytest.CaptureFixture[str]) -> None:

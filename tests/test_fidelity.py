@@ -19,10 +19,11 @@ from walks import walk, walker_of
 from wts import fidelity
 from wts.cli import main
 from wts.errors import WalkError
-from wts.fidelity import CROSSOVER, Inputs, draw_inputs, examine, quantise_e4m3, read_inputs
+from wts.fidelity import CROSSOVER, examine, quantise_e4m3
 from wts.figures import draw_fidelity
 from wts.heads.domino import DominoHead
 from wts.heads.markov import MarkovHead
+from wts.walk.recorded import Inputs, draw_inputs, read_inputs
 
 
 def of_rows(rows: torch.Tensor, **more: Any) -> MarkovHead:

@@ -21,7 +21,7 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("kernels",),
     ("walk",),
     ("bench", "sglang", "doctor", "fidelity", "figures"),
-    ("sample", "plot"),
+    ("plot",),
     ("demo",),
     ("cli",),
     ("__main__",),

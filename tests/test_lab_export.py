@@ -17,7 +17,7 @@ from lab.data import Tokens
 from lab.export import choose_tokens, export_sample
 from lab_case import CPU, save_pair, write_data
 from simulator import Simulator
-from wts import cli, sample
+from wts import cli
 from wts.errors import WalkError
 from wts.fidelity import examine
 from wts.hardware.gpu import GPUS
@@ -26,8 +26,9 @@ from wts.heads.load import read_head
 from wts.heads.markov import MarkovHead
 from wts.kernels.planner import plan_residency
 from wts.numerics.step_logits import step_logits
-from wts.sample import load_sample
+from wts.walk import shipped
 from wts.walk.reference import exact_walk
+from wts.walk.shipped import load_sample
 from wts.walk.walker import Walker
 
 VOCAB, DRAFT = 40, 25
@@ -163,8 +164,8 @@ def test_the_demo_and_fidelity_run_on_a_sample(
     assert found.text_of(torch.tensor([0, 3])) == "".join(
         bytes([int(ids[i])]).decode("utf-8", errors="replace") for i in (0, 3)
     )
-    monkeypatch.setattr(sample, "load_sample", lambda: found)
-    monkeypatch.setattr(sample, "has_sample", lambda: True)
+    monkeypatch.setattr(shipped, "load_sample", lambda: found)
+    monkeypatch.setattr(shipped, "has_sample", lambda: True)
     monkeypatch.setattr("wts.demo.device_obstacle", lambda: "none here")
     monkeypatch.setattr("wts.demo._SMALL_VOCAB", 60)
     assert cli.main(["demo", "--steps", "2"]) == 0
@@ -196,7 +197,7 @@ def test_fidelity_of_every_drafter_on_its_own_text(tmp_path: Path) -> None:
 
 def test_the_sample_that_ships() -> None:
     found = load_sample()
-    assert sum(path.stat().st_size for path in sample.FOLDER.iterdir()) < 12 << 20
+    assert sum(path.stat().st_size for path in shipped.FOLDER.iterdir()) < 12 << 20
     tokens, mapping = found.inputs.tokens, found.head.draft_to_target
     assert tokens is not None
     assert mapping is not None

@@ -436,6 +436,7 @@ def _fidelity(args: argparse.Namespace) -> int:
     from wts import fidelity
     from wts.figures import draw_fidelity
     from wts.heads.load import read_head
+    from wts.walk.recorded import draw_inputs, read_inputs
 
     if args.device.startswith("cuda") and not torch.cuda.is_available():
         raise DeviceError.mismatch(
@@ -444,9 +445,9 @@ def _fidelity(args: argparse.Namespace) -> int:
     say(f"reading the head of {args.head}")
     head = read_head(args.head, target=args.target, device=args.device, d2t_reading=args.d2t)
     if args.inputs is None:
-        inputs = fidelity.draw_inputs(head, requests=args.batch, steps=args.steps, seed=args.seed)
+        inputs = draw_inputs(head, requests=args.batch, steps=args.steps, seed=args.seed)
     else:
-        inputs = fidelity.read_inputs(args.inputs, head)
+        inputs = read_inputs(args.inputs, head)
     report = fidelity.examine(head, inputs, say=say)
     if args.out is not None:
         args.out.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     import torch
 
     from wts.heads.markov import MarkovHead
-    from wts.sample import Sample
+    from wts.walk.shipped import Sample
     from wts.walk.walker import Walker
 
 __all__ = ["run"]
@@ -62,7 +62,7 @@ def run(*, batch: int, steps: int, head_folder: Path | None, say: Say) -> bool:
     """
     say("loading torch")
     obstacle = device_obstacle()
-    from wts.sample import has_sample, load_sample
+    from wts.walk.shipped import has_sample, load_sample
 
     right = _main_job(obstacle, batch, steps, head_folder, say)
     if head_folder is None and has_sample():

@@ -12,13 +12,13 @@ from pathlib import Path
 import torch
 
 from wts.errors import InputError
-from wts.fidelity import Inputs, read_inputs
 from wts.heads.cells import AnyHead
 from wts.heads.load import read_head
+from wts.walk.recorded import Inputs, read_inputs
 
 __all__ = ["FOLDER", "Sample", "has_sample", "load_sample"]
 
-FOLDER = Path(__file__).parent / "data" / "sample"
+FOLDER = Path(__file__).parents[1] / "data" / "sample"
 """Where the sample lies in an installed package."""
 
 _RECORDED = "recorded.safetensors"
