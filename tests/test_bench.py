@@ -31,7 +31,7 @@ from wts.bench import (
 )
 from wts.bench.baselines import WalkInputs, step_torch
 from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
-from wts.bench.summary import render, render_short
+from wts.bench.report.summary import render, render_short
 from wts.errors import DeviceError, InputError, PlanError
 from wts.heads.domino import DominoHead
 from wts.kernels.planner import plan_residency

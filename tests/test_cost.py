@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from wts import cli
-from wts.bench.cost_fit import fit
-from wts.bench.predicted import Predicted, mean_error, predictions
 from wts.bench.record import read
+from wts.bench.report.cost_fit import fit
+from wts.bench.report.predicted import Predicted, mean_error, predictions
 from wts.dtypes import WeightType
 from wts.errors import DeviceError
 from wts.hardware.gpu import GPUS, GpuSpec, gpu_spec

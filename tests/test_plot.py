@@ -11,18 +11,18 @@ from typing import Any
 import pytest
 
 from wts import cli
-from wts.bench.cost_fit import errors
-from wts.bench.predicted import mean_error, predictions
 from wts.bench.record import Record, read, validate
+from wts.bench.report.chip import footprint, placement
+from wts.bench.report.cost_fit import errors
+from wts.bench.report.draw import FIGURES, draw_all
+from wts.bench.report.engine import gains
+from wts.bench.report.heads import heads
+from wts.bench.report.model import model
+from wts.bench.report.points import Results, latest, load, stepwise, times
+from wts.bench.report.predicted import mean_error, predictions
+from wts.bench.report.walks import grid, slopes, timeline
 from wts.errors import InputError
 from wts.kernels.resident.cost import Constants
-from wts.plot.chip import footprint, placement
-from wts.plot.draw import FIGURES, draw_all
-from wts.plot.engine import gains
-from wts.plot.heads import heads
-from wts.plot.model import model
-from wts.plot.points import Results, latest, load, stepwise, times
-from wts.plot.walks import grid, slopes, timeline
 
 pytest.importorskip("matplotlib")
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from wts.bench.summary import render_file
+from wts.bench.report.summary import render_file
 from wts.cli import _parser
 from wts.walk.reference import reference_walk
 

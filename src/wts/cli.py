@@ -472,7 +472,7 @@ def _doctor(args: argparse.Namespace) -> int:
 
 
 def _bench_table(args: argparse.Namespace) -> int:
-    from wts.bench.summary import render_file
+    from wts.bench.report.summary import render_file
 
     for path in args.files:
         print(render_file(path, every_point=args.every_point))
@@ -494,8 +494,8 @@ def _bench(args: argparse.Namespace) -> int:
 
 
 def _plot(args: argparse.Namespace) -> int:
-    from wts.plot.draw import draw_all
-    from wts.plot.points import load
+    from wts.bench.report.draw import draw_all
+    from wts.bench.report.points import load
 
     results = load(args.results)
     folder = _FIGURES / results.gpu if args.out is None else args.out

@@ -6,29 +6,11 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from wts.errors import InputError
+from wts.figure import new_figure
 
-__all__ = ["draw_fidelity", "new_figure"]
+__all__ = ["draw_fidelity"]
 
 _COLOURS = {"int8": "tab:blue", "e4m3": "tab:orange"}
-
-
-def new_figure(width: float, height: float) -> Any:
-    """A new figure, on no screen.
-
-    Raises:
-        InputError: matplotlib is not installed.
-    """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise InputError.mismatch(
-            "matplotlib",
-            wanted="to be installed, for figures",
-            found=str(error),
-            fix="pip install matplotlib, or leave the figures out",
-        ) from error
-    return Figure(figsize=(width, height), layout="constrained")
 
 
 def draw_fidelity(report: Mapping[str, Any], path: Path) -> Path:

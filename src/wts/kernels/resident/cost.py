@@ -7,10 +7,10 @@ launch and the load of all weights; warpgroups also fill their pipeline once.
 
 Every constant is the cost of one thing in one unit. The first five were measured alone
 (docs/measured.md); the other eight are fitted to the 72 complete calls of Markov heads in
-benchmarks/results/h200/head.jsonl (commit 259403d, L2 cold) by `wts.bench.cost_fit`. Over the
-points of that fit the mean error is 3.7 %, the largest 16.5 %; constants fitted to one vocabulary
-alone miss the other by 4 to 5 %. Nothing is known of errors on other GPUs, of which none was
-measured. No torch.
+benchmarks/results/h200/head.jsonl (commit 259403d, L2 cold) by `wts.bench.report.cost_fit`. Over
+the points of that fit the mean error is 3.7 %, the largest 16.5 %; constants fitted to one
+vocabulary alone miss the other by 4 to 5 %. Nothing is known of errors on other GPUs, of which none
+was measured. No torch.
 """
 
 from __future__ import annotations

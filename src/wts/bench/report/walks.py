@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from wts.bench.record import Record
-from wts.plot.points import Case, Results, fits, latest, stepwise, times
-from wts.plot.rival import RIVAL, RIVAL_TITLE
-from wts.plot.style import COLOURS, ORDER, TITLES, new_figure, source_line, title_figure
+from wts.bench.report.points import Case, Results, fits, latest, stepwise, times
+from wts.bench.report.rival import RIVAL, RIVAL_TITLE
+from wts.bench.report.style import COLOURS, ORDER, TITLES, source_line, title_figure
+from wts.figure import new_figure
 
 __all__ = ["grid", "slopes", "timeline"]
 
@@ -129,32 +130,16 @@ def grid(results: Results) -> Any | None:
     rivals = False
     for place, (vocab, temperature) in enumerate(columns):
         above, below = rows[0][place], rows[1][place]
+        column = [
+            (case.batch, paths)
+            for case, paths in every.items()
+            if (case.vocab, case.temperature) == (vocab, temperature)
+        ]
         for order, steps in enumerate(lengths):
-            colour = f"C{order}"
-            found = [
-                (batches.index(case.batch), paths["wts"][steps], base)
-                for case, paths in every.items()
-                if (case.vocab, case.temperature) == (vocab, temperature)
-                and steps in paths["wts"]
-                and (base := stepwise(paths, steps)) is not None
-            ]
-            if not found:
-                continue
-            at, ours, base_us = zip(*found, strict=True)
-            above.plot(at, ours, "o-", color=colour, label=f"one walk, K = {steps}", markersize=4)
-            above.plot(at, base_us, "--", color=colour, label=f"step-wise, K = {steps}")
-            ratios = [base / us for _, us, base in found]
-            below.plot(at, ratios, "o-", color=colour, label=f"K = {steps}", markersize=4)
-            rival = [
-                (batches.index(point.batch), point.us)
-                for point in RIVAL
-                if (point.vocab, point.temperature, point.steps) == (vocab, temperature, steps)
-                and point.batch in batches
-                and results.gpu == point.gpu
-            ]
-            if rival:
+            drawn = _draw_length(above, below, column, batches, steps, colour=f"C{order}")
+            if drawn and (rival := _rival(results.gpu, vocab, temperature, steps, batches)):
                 rivals = True
-                above.plot(*zip(*rival, strict=True), "x:", color=colour, linewidth=0.8)
+                above.plot(*zip(*rival, strict=True), "x:", color=f"C{order}", linewidth=0.8)
         above.set_title(f"V = {vocab:,}, T = {temperature:g}", fontsize=9)
         above.set_yscale("log")
         below.set_yscale("log")
@@ -172,3 +157,53 @@ def grid(results: Results) -> Any | None:
     rows[1][0].legend(fontsize=7)
     title = "Complete calls across batch, K, vocabulary and temperature; below 1 x a walk loses"
     return title_figure(figure, title, source_line(cold))
+
+
+def _draw_length(
+    above: Any,
+    below: Any,
+    column: Sequence[tuple[int, Mapping[str, Mapping[int, float]]]],
+    batches: Sequence[int],
+    steps: int,
+    *,
+    colour: str,
+) -> bool:
+    """Walks of one length over the batch, and how much faster they are than the step-wise ones.
+
+    Args:
+        above: panel of times.
+        below: panel of ratios.
+        column: batch, and times by path and K.
+        batches: of the whole figure, in their order.
+        steps: K.
+        colour: of this length.
+
+    Returns:
+        Whether there are any.
+    """
+    found = [
+        (batches.index(batch), paths["wts"][steps], base)
+        for batch, paths in column
+        if steps in paths["wts"] and (base := stepwise(paths, steps)) is not None
+    ]
+    if not found:
+        return False
+    at, ours, base_us = zip(*found, strict=True)
+    above.plot(at, ours, "o-", color=colour, label=f"one walk, K = {steps}", markersize=4)
+    above.plot(at, base_us, "--", color=colour, label=f"step-wise, K = {steps}")
+    ratios = [base / us for _, us, base in found]
+    below.plot(at, ratios, "o-", color=colour, label=f"K = {steps}", markersize=4)
+    return True
+
+
+def _rival(
+    gpu: str, vocab: int, temperature: float, steps: int, batches: Sequence[int]
+) -> list[tuple[int, float]]:
+    """Place of the batch and us of the other kernel's calls of one length."""
+    return [
+        (batches.index(point.batch), point.us)
+        for point in RIVAL
+        if (point.vocab, point.temperature, point.steps) == (vocab, temperature, steps)
+        and point.batch in batches
+        and gpu == point.gpu
+    ]

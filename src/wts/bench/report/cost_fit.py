@@ -1,4 +1,4 @@
-"""The cost model's constants from recorded walks: `python -m wts.bench.cost_fit FILE`.
+"""The cost model's constants from recorded walks: `python -m wts.bench.report.cost_fit FILE`.
 
 Least squares of the logarithm of predicted over measured, so that every point counts by its
 relative error. Beside the fit stands what a fit to each vocabulary alone says about the others,
@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from wts.bench.predicted import Predicted, mean_error, predictions
 from wts.bench.record import read
+from wts.bench.report.predicted import Predicted, mean_error, predictions
 from wts.errors import InputError
 from wts.kernels.resident.cost import Constants
 

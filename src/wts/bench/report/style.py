@@ -7,9 +7,8 @@ from types import MappingProxyType
 from typing import Any
 
 from wts.bench.record import Record
-from wts.figures import new_figure
 
-__all__ = ["COLOURS", "ORDER", "TITLES", "new_figure", "source_line", "title_figure"]
+__all__ = ["COLOURS", "ORDER", "TITLES", "source_line", "title_figure"]
 
 TITLES = MappingProxyType(
     {

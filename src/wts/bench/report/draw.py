@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from wts.bench.report.chip import footprint, placement
+from wts.bench.report.engine import gains
+from wts.bench.report.heads import heads
+from wts.bench.report.model import model
+from wts.bench.report.points import Results
+from wts.bench.report.walks import grid, slopes, timeline
 from wts.errors import InputError
-from wts.figures import new_figure
-from wts.plot.chip import footprint, placement
-from wts.plot.engine import gains
-from wts.plot.heads import heads
-from wts.plot.model import model
-from wts.plot.points import Results
-from wts.plot.walks import grid, slopes, timeline
+from wts.figure import new_figure
 
 __all__ = ["FIGURES", "Drawing", "draw_all"]
 

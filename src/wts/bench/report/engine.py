@@ -7,8 +7,9 @@ from typing import Any
 
 from wts.bench import serving_table
 from wts.bench.record import Record
-from wts.plot.points import Results, number
-from wts.plot.style import COLOURS, new_figure, title_figure
+from wts.bench.report.points import Results, number
+from wts.bench.report.style import COLOURS, title_figure
+from wts.figure import new_figure
 
 __all__ = ["gains"]
 
