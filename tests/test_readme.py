@@ -16,17 +16,19 @@ from wts.walk.reference import reference_walk
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")
+USE = (ROOT / "docs" / "use.md").read_text(encoding="utf-8")
 DOCUMENTS = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
 
 
 def test_the_examples_run(capsys: pytest.CaptureFixture[str]) -> None:
-    first, second = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (first,) = re.findall(r"```python\n(.*?)```", README, re.DOTALL)
+    (second,) = re.findall(r"```python\n(.*?)```", USE, re.DOTALL)
     assert len(first.splitlines()) <= 11
     torch.manual_seed(5)  # of base logits and hidden states
     names: dict[str, Any] = {}
     exec(compile(first, "README.md", "exec"), names)
     assert "resident 100.0%" in capsys.readouterr().out
-    exec(compile(second, "README.md", "exec"), names)
+    exec(compile(second, "use.md", "exec"), names)
     for name in ("tokens", "sampled", "recurrent", "exact", "unquantised"):
         assert (names[name].dtype, tuple(names[name].shape)) == (torch.int64, (2, 7)), name
     assert torch.equal(names["sampled"][0], names["tokens"][0]), "its temperature is 0"
@@ -52,8 +54,9 @@ def test_numbers_are_those_of_the_committed_records(
 
 
 def test_commands_of_the_shell_are_accepted() -> None:
-    lines = [line for line in README.splitlines() if line.startswith("wts ")]
-    lines += re.findall(r"`(wts [^`]+ [^`]+)`", README)
+    text = README + USE
+    lines = [line for line in text.splitlines() if line.startswith("wts ")]
+    lines += re.findall(r"`(wts [^`]+ [^`]+)`", text)
     assert len(lines) >= 8
     for line in lines:
         _parser().parse_args(shlex.split(line, comments=True)[1:])
