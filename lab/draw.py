@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 
 from wts.errors import InputError
+from wts.fidelity.draw import draw_fidelity
 from wts.figure import new_figure
-from wts.figures import draw_fidelity
 
 __all__ = ["draw_acceptance", "draw_below"]
 

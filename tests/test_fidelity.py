@@ -16,11 +16,12 @@ from safetensors.torch import save_file
 from drafters import write_drafter
 from strategies import KINDS, heads, recurrent_head, silent_head
 from walks import walk, walker_of
-from wts import fidelity
 from wts.cli import main
 from wts.errors import WalkError
-from wts.fidelity import CROSSOVER, examine, quantise_e4m3
-from wts.figures import draw_fidelity
+from wts.fidelity import examine, steps, weights
+from wts.fidelity.draw import draw_fidelity
+from wts.fidelity.summary import summary
+from wts.fidelity.weights import CROSSOVER, quantise_e4m3
 from wts.heads.domino import DominoHead
 from wts.heads.markov import MarkovHead
 from wts.walk.recorded import Inputs, draw_inputs, read_inputs
@@ -258,7 +259,7 @@ def test_the_command_prints_and_writes_a_report(
     text, progress = capsys.readouterr()
     printed = json.loads(text)
     assert printed == json.loads((out / "fidelity.json").read_text())
-    for line in fidelity.summary(printed):
+    for line in summary(printed):
         assert f"] {line}\n" in progress
     assert printed["inputs"]["kind"] == "recorded"
     assert (out / "fidelity.png").stat().st_size > 1000
@@ -281,10 +282,10 @@ def test_a_report_in_two_lines() -> None:
         "flips_where_decided": 3,
     }
     report = {"weights": {"error": {"int8": 0.005, "e4m3": 0.02}}, "steps": steps}
-    rows, tokens = fidelity.summary(report)
+    rows, tokens = summary(report)
     assert "0.50% in int8, 2.00% in E4M3" in rows
     assert "40 steps: 2.50% by int8, 10.00% by E4M3; 3 by int8 beyond its bound" in tokens
-    none = fidelity.summary({**report, "steps": {"num_steps": 0}})
+    none = summary({**report, "steps": {"num_steps": 0}})
     assert none == (rows, "no step that the head has a part in")
 
 
@@ -298,8 +299,8 @@ def test_the_command_says_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFi
 def test_large_vocabularies_are_read_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     head = MarkovHead.random(vocab=100, rank=64, seed=1)
     whole = examine_random(head)
-    monkeypatch.setattr(fidelity, "_CHUNK_ROWS", 7)
-    monkeypatch.setattr(fidelity, "_REQUESTS", 2)
+    monkeypatch.setattr(weights, "_CHUNK_ROWS", 7)
+    monkeypatch.setattr(steps, "_REQUESTS", 2)
     parts = examine_random(head)
     assert parts["weights"] == whole["weights"]
     assert parts["steps"]["by_margin"] == whole["steps"]["by_margin"]

@@ -21,7 +21,7 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("selection",),
     ("kernels",),
     ("walk",),
-    ("bench", "sglang", "doctor", "fidelity", "figures"),
+    ("bench", "sglang", "doctor", "fidelity"),
     ("demo",),
     ("cli",),
     ("__main__",),

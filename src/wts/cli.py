@@ -434,7 +434,8 @@ def _fidelity(args: argparse.Namespace) -> int:
     import torch
 
     from wts import fidelity
-    from wts.figures import draw_fidelity
+    from wts.fidelity.draw import draw_fidelity
+    from wts.fidelity.summary import summary
     from wts.heads.load import read_head
     from wts.walk.recorded import draw_inputs, read_inputs
 
@@ -456,7 +457,7 @@ def _fidelity(args: argparse.Namespace) -> int:
             draw_fidelity(report, args.out / "fidelity.png")
         except InputError as error:  # the numbers are there all the same
             say(f"no figure: {error}")
-    for line in fidelity.summary(report):
+    for line in summary(report):
         say(line)
     print(json.dumps(report))
     return 0

@@ -1,4 +1,4 @@
-"""Figures of reports. Nothing is computed here: every number is one of the report."""
+"""Figures of a report. Nothing is computed here: every number is one of the report."""
 
 from __future__ import annotations
 
