@@ -143,7 +143,7 @@ def load_drafter(folder: Path, device: torch.device) -> Drafter:
     domino = fields.get("dflash_config")
     kinds = {name: kind for kind, name in HEAD_TYPES.items()}
     shape = DrafterShape(
-        kind="domino" if domino else kinds[fields["markov_head_type"]],  # type: ignore[arg-type]
+        kind="domino" if domino else kinds[fields["markov_head_type"]],
         steps=fields["block_size"] - (1 if domino else 0),
         layers=fields["num_hidden_layers"],
         target_layers=tuple(fields["target_layer_ids"]),

@@ -6,8 +6,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from types import MappingProxyType
 
-from wts.heads.kinds import HeadKind
-
 __all__ = [
     "RECIPES",
     "BlockLoss",
@@ -81,7 +79,7 @@ class DrafterShape:
         mask_token: what stands for a token that is not known yet.
     """
 
-    kind: HeadKind
+    kind: str
     steps: int
     layers: int
     target_layers: tuple[int, ...]

@@ -18,7 +18,8 @@ from wts.heads.base import Head
 from wts.heads.cells import RecurrentHead
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
-from wts.heads.kinds import HEAD_KINDS, RANKS, HeadKind, Shape
+from wts.heads.kinds import KINDS as HEADS
+from wts.heads.kinds import RANKS, Shape
 from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
 from wts.kernels.planner import plan_residency
@@ -55,9 +56,8 @@ def shapes(max_vocab: int = 300_000) -> st.SearchStrategy[Shape]:
     )
 
     def shape(
-        vocab: int, more_rows: int, mapped: bool, kind: HeadKind, rank: int, **fields: Any
+        vocab: int, more_rows: int, mapped: bool, kind: str, rank: int, **fields: Any
     ) -> Shape:
-        state = {"rnn": rank, "domino": 2 * rank}.get(kind, 0)
         rows = vocab + more_rows
         return Shape(
             vocab=vocab,
@@ -65,8 +65,8 @@ def shapes(max_vocab: int = 300_000) -> st.SearchStrategy[Shape]:
             table_rows=rows,
             mapped=mapped,
             kind=kind,
-            state=state,
-            hidden=0 if kind == "markov" else 40 * rank,
+            state=HEADS[kind].state_size(rank, 2 * rank),
+            hidden=40 * rank if HEADS[kind].reads_hidden else 0,
             **fields,
         )
 
@@ -75,7 +75,7 @@ def shapes(max_vocab: int = 300_000) -> st.SearchStrategy[Shape]:
         vocab=vocab,
         more_rows=st.one_of(st.just(0), st.integers(1, 1000)),
         mapped=st.booleans(),
-        kind=st.one_of(st.just("markov"), st.sampled_from(HEAD_KINDS)),
+        kind=st.one_of(st.just("markov"), st.sampled_from(list(HEADS))),
         rank=st.sampled_from(RANKS),
         table_type=st.sampled_from(NUMBER_TYPES),
     )

@@ -16,6 +16,7 @@ __all__ = [
     "PlanError",
     "WalkError",
     "WalkTimeout",
+    "check_range",
     "describe",
 ]
 
@@ -60,3 +61,14 @@ class CompileError(WalkError):
 
 class WalkTimeout(WalkError):
     """A walk on the device that gave up waiting; its tokens are in range but not right."""
+
+
+def check_range(name: str, value: int, low: int, high: int) -> None:
+    """Refuse (PlanError) an integer out of range."""
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
+        raise PlanError.mismatch(
+            name,
+            wanted=f"an integer from {low} to {high}",
+            found=repr(value),
+            fix="give one of them",
+        )

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from wts.heads.kinds import HEAD_KINDS, HeadKind
+from wts.heads.kinds import HEAD_KINDS
 
 __all__ = [
     "DEFAULT_HIDDEN_SIZE",
@@ -26,7 +26,7 @@ DEFAULT_STATE_SIZE = 1024
 class Point:
     """One cell of the published table: a walk of K steps."""
 
-    head: HeadKind = "markov"
+    head: str = "markov"
     vocab: int
     batch: int
     steps: int
@@ -44,7 +44,7 @@ class HeadCase:
         vocab, rank, batch, temperature, steps: V, r, B, T and the lengths K.
     """
 
-    head: HeadKind = "markov"
+    head: str = "markov"
     hidden_size: int = DEFAULT_HIDDEN_SIZE
     state_size: int = DEFAULT_STATE_SIZE
     vocab: int
@@ -99,7 +99,7 @@ _GOAL_ROWS = (
 
 # Of heads that read hidden states: V = 151,936, B = 1, K = 15, T = 0; of Domino without the product
 # of hidden states and lm_head.
-_RECURRENT_GOALS: tuple[tuple[HeadKind, float], ...] = (
+_RECURRENT_GOALS: tuple[tuple[str, float], ...] = (
     ("gated", 12.0),
     ("rnn", 13.0),
     ("domino", 11.0),
@@ -132,7 +132,7 @@ def _in_order(cases: Sequence[HeadCase]) -> tuple[HeadCase, ...]:
 
 def product_cases(
     *,
-    heads: Sequence[HeadKind] = ("markov",),
+    heads: Sequence[str] = ("markov",),
     hidden_size: int = DEFAULT_HIDDEN_SIZE,
     state_size: int = DEFAULT_STATE_SIZE,
     vocabs: Sequence[int],
@@ -166,7 +166,7 @@ def product_cases(
 
 def grid_cases(
     *,
-    heads: Sequence[HeadKind] | None = None,
+    heads: Sequence[str] | None = None,
     hidden_size: int = DEFAULT_HIDDEN_SIZE,
     state_size: int = DEFAULT_STATE_SIZE,
     vocabs: Sequence[int] | None = None,
@@ -181,7 +181,7 @@ def grid_cases(
         hidden_size: H of heads that read hidden states.
         state_size: G of Domino heads.
     """
-    longest: dict[tuple[HeadKind, int, int, float], int] = {}
+    longest: dict[tuple[str, int, int, float], int] = {}
     for point in GOALS:
         key = (point.head, point.vocab, point.batch, point.temperature)
         longest[key] = max(point.steps, longest.get(key, 0))

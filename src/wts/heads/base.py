@@ -14,7 +14,6 @@ import torch
 
 from wts.dtypes import NumberType
 from wts.errors import InputError, describe
-from wts.heads.kinds import HeadKind
 from wts.numerics.torch_dtypes import NUMBER_TYPE_OF
 
 __all__ = [
@@ -118,7 +117,7 @@ HeadState: TypeAlias = torch.Tensor | tuple[torch.Tensor, ...] | None
 class Head(Protocol):
     """What a walk needs of any head. `MarkovHead` is the first of them."""
 
-    kind: ClassVar[HeadKind]
+    kind: ClassVar[str]
 
     @property
     def table(self) -> torch.Tensor:

@@ -17,7 +17,6 @@ from wts.heads.checkpoint import Checkpoint, target_embedding
 from wts.heads.checks import check_devices, check_matrix, check_rank, check_shape, check_vocabulary
 from wts.heads.draft_ids import D2tReading
 from wts.heads.dspark import check_config_rank, hidden_size_of, read_projection, reader
-from wts.heads.kinds import HeadKind
 from wts.heads.random import FAVOUR, Draw
 from wts.numerics.activations import rounded, sigmoid, silu, tanh
 from wts.numerics.lane_sums import LANES, lane_product
@@ -55,7 +54,7 @@ class DominoHead(VocabularyParts):
         SGLang 0.5.23, sglang/srt/speculative/domino_utils.py and sglang/srt/models/dflash.py.
     """
 
-    kind: ClassVar[HeadKind] = "domino"
+    kind: ClassVar[str] = "domino"
 
     gru_input_weight: torch.Tensor
     gru_state_weight: torch.Tensor

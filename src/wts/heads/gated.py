@@ -20,7 +20,6 @@ from wts.heads.dspark import (
     read_dspark,
     reader,
 )
-from wts.heads.kinds import HeadKind
 from wts.heads.random import Draw
 from wts.numerics.activations import rounded, sigmoid
 
@@ -49,7 +48,7 @@ class GatedHead(VocabularyParts):
         SGLang 0.5.23, sglang/srt/models/dspark.py.
     """
 
-    kind: ClassVar[HeadKind] = "gated"
+    kind: ClassVar[str] = "gated"
 
     gate_weight: torch.Tensor
     gate_bias: torch.Tensor

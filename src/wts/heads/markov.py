@@ -13,7 +13,6 @@ from wts.heads.base import HeadState, VocabularyParts, describe_head, detach
 from wts.heads.checks import check_dtype, check_matrix, check_rank, check_vocabulary
 from wts.heads.draft_ids import D2tReading
 from wts.heads.dspark import W1, W2, open_dspark, read_projection
-from wts.heads.kinds import HeadKind
 from wts.heads.random import FAVOUR, check_sizes, draw_successors
 from wts.numerics.torch_dtypes import DTYPES
 
@@ -38,7 +37,7 @@ class MarkovHead(VocabularyParts):
         HeadError: names the argument, what was wanted, what came and what to do.
     """
 
-    kind: ClassVar[HeadKind] = "markov"
+    kind: ClassVar[str] = "markov"
 
     def __post_init__(self) -> None:
         check_matrix("table", self.table)

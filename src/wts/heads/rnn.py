@@ -20,7 +20,6 @@ from wts.heads.dspark import (
     read_dspark,
     reader,
 )
-from wts.heads.kinds import HeadKind
 from wts.heads.random import Draw
 from wts.numerics.activations import rounded, sigmoid, tanh
 from wts.numerics.lane_sums import lane_product
@@ -53,7 +52,7 @@ class RnnHead(VocabularyParts):
         SGLang 0.5.23, sglang/srt/models/dspark.py.
     """
 
-    kind: ClassVar[HeadKind] = "rnn"
+    kind: ClassVar[str] = "rnn"
 
     joint_weight: torch.Tensor
     joint_bias: torch.Tensor

@@ -11,11 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from wts.dtypes import NUMBER_TYPES, WEIGHT_TYPES, NumberType, WeightType
-from wts.errors import PlanError
+from wts.errors import PlanError, check_range
 from wts.hardware.gpu import GpuSpec, gpu_spec
 from wts.hardware.tensor_memory import COLUMNS, has_product
-from wts.heads.kinds import HEAD_KINDS, RANKS, Shape
-from wts.kernels.checks import check_range
+from wts.heads.kinds import KINDS, RANKS, HeadShape
 from wts.kernels.resident.arrange import first_that_fits
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.kernels.resident.units import EXACT_ROWS, PAIR_ROWS
@@ -26,8 +25,6 @@ if TYPE_CHECKING:
 __all__ = ["plan_residency"]
 
 MAX_BATCH = 64
-MAX_STATE = 1 << 14
-MAX_HIDDEN = 1 << 16
 MAX_STEPS = 32
 MAX_VOCAB = 1 << 20
 MAX_TABLE_ROWS = (1 << 31) - 1  # a row number is an int of the kernel
@@ -38,7 +35,7 @@ MOST_WRITTEN = {"int8": 800, "bf16": 400}
 
 
 def plan_residency(
-    head: Head | Shape,
+    head: Head | HeadShape,
     device: GpuSpec | str,
     *,
     batch: int = 1,
@@ -52,7 +49,7 @@ def plan_residency(
     """Decide where each tile of a head lives for the whole walk.
 
     Args:
-        head: the head, or only its Shape.
+        head: the head, or only its HeadShape.
         device: a GpuSpec, or a name that `wts.hardware.gpu.gpu_spec` knows ("h200", "LOCAL", ...).
         batch: most requests walked together, 1 to 64.
         steps: most steps of a walk, 1 to 32.
@@ -73,7 +70,7 @@ def plan_residency(
         PlanError: an argument out of range, or a head that cannot be planned on this GPU.
         DeviceError: an unknown device name.
     """
-    shape = head if isinstance(head, Shape) else _shape_of(head)
+    shape = head if isinstance(head, HeadShape) else _shape_of(head)
     spec = device if isinstance(device, GpuSpec) else gpu_spec(device)
     check_range("vocab", shape.vocab, 1, MAX_VOCAB)
     if shape.table_rows is not None:
@@ -92,36 +89,14 @@ def plan_residency(
             found=shape.rank,
             fix="pad the head's rank",
         )
-    if shape.kind not in HEAD_KINDS:
+    if shape.kind not in KINDS:
         raise PlanError.mismatch(
             "kind",
-            wanted=f"one of {', '.join(HEAD_KINDS)}",
+            wanted=f"one of {', '.join(KINDS)}",
             found=repr(shape.kind),
             fix="name one of them",
         )
-    if shape.kind in ("rnn", "domino"):
-        check_range("state", shape.state, 1, MAX_STATE)
-        fits = shape.state == shape.rank if shape.kind == "rnn" else shape.state % 32 == 0
-        if not fits:
-            raise PlanError.mismatch(
-                "state",
-                wanted="the rank" if shape.kind == "rnn" else "a multiple of 32",
-                found=shape.state,
-                fix="give the size of the head's state",
-            )
-    elif shape.state != 0:
-        raise PlanError.mismatch(
-            "state",
-            wanted=f"0 for a {shape.kind} head",
-            found=repr(shape.state),
-            fix="leave it out",
-        )
-    if shape.kind != "markov":
-        check_range("hidden", shape.hidden, 1, MAX_HIDDEN)
-    elif shape.hidden != 0:
-        raise PlanError.mismatch(
-            "hidden", wanted="0 for a markov head", found=repr(shape.hidden), fix="leave it out"
-        )
+    KINDS[shape.kind].check(shape)
     for name, value in (("base_type", base_type), ("table_type", shape.table_type)):
         if value not in NUMBER_TYPES:
             raise PlanError.mismatch(
@@ -220,9 +195,9 @@ def _check_exact(plan: ResidencyPlan) -> None:
         )
 
 
-def _check_bf16(head: Head | Shape, shape: Shape, spec: GpuSpec) -> None:
+def _check_bf16(head: Head | HeadShape, shape: HeadShape, spec: GpuSpec) -> None:
     """Refuse bf16 weights for a head of other numbers, or on a GPU that they have no kernel for."""
-    projection = None if isinstance(head, Shape) else str(head.projection.dtype)
+    projection = None if isinstance(head, HeadShape) else str(head.projection.dtype)
     found = "bf16" if projection in (None, "torch.bfloat16") else projection
     if (found, shape.table_type) != ("bf16", "bf16"):
         raise PlanError.mismatch(
@@ -241,7 +216,7 @@ def _check_bf16(head: Head | Shape, shape: Shape, spec: GpuSpec) -> None:
 
 
 def _unplaced(
-    shape: Shape,
+    shape: HeadShape,
     spec: GpuSpec,
     batch: int,
     steps: int,
@@ -301,7 +276,7 @@ def _promote(first: NumberType, second: NumberType) -> NumberType:
     return first if first == second else "fp32"
 
 
-def _shape_of(head: Head) -> Shape:
+def _shape_of(head: Head) -> HeadShape:
     needed = ("kind", "vocab", "rank", "table_rows", "table_type", "draft_to_target", "state_size")
     if not all(hasattr(head, name) for name in needed):
         raise PlanError.mismatch(
@@ -310,7 +285,7 @@ def _shape_of(head: Head) -> Shape:
             found=type(head).__name__,
             fix="pass a MarkovHead, or Shape(vocab=..., rank=...) where there are no weights yet",
         )
-    return Shape(
+    return HeadShape(
         vocab=head.vocab,
         rank=head.rank,
         table_rows=head.table_rows,

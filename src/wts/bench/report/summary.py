@@ -46,7 +46,7 @@ class _Run:
                 )
             },
             key=lambda point: (
-                list[str](HEAD_KINDS).index(point[0]),
+                HEAD_KINDS.index(point[0]),
                 *(float(str(part)) for part in point[1:]),
             ),
         )

@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from wts.dtypes import NUMBER_BYTES, WEIGHT_BYTES, NumberType, WeightType
 from wts.hardware.tensor_memory import OPERAND_COLUMNS
-from wts.heads.kinds import HeadKind
 from wts.kernels.resident.header import render_header
 from wts.kernels.resident.ledger import ledger
 from wts.kernels.resident.shared import shared_layout
@@ -61,7 +60,7 @@ class ResidencyPlan:
 
     gpu: str
     arch: str
-    kind: HeadKind
+    kind: str
     state: int
     hidden: int
     hidden_inside: bool

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from wts.errors import PlanError
-from wts.kernels.checks import check_range
+from wts.errors import PlanError, check_range
 from wts.kernels.resident.arrange import arrange
 from wts.kernels.resident.choices import Choice
 from wts.kernels.resident.fill import RING_FRAGMENTS, RING_UNITS, place_lone_tiles
