@@ -83,7 +83,7 @@ def _check(walkers: dict[str, Walker], inputs: Inputs, blocks: int) -> None:
             base, anchor, hidden = _block(inputs, block)
             found = walker(base, anchor, hidden=hidden)
             part = None if hidden is None else gate.device_part(walker, hidden)  # of this walk
-            wanted, _ = emulator.walk(base.cpu(), anchor.cpu(), hidden_part=part)
+            wanted, _ = emulator.walk(base.cpu(), anchor.cpu(), hidden_term=part)
             gate.compare(f"tokens of {path}, block {block}", found.cpu(), wanted)
 
 

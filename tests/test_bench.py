@@ -1193,7 +1193,7 @@ def test_a_part_and_an_emulator_of_a_device_walker() -> None:
     assert emulator.packed.cell is not None
     assert emulator.packed.draft_to_target is None
     tokens, _ = emulator.walk(
-        torch.zeros(2, 3, 200).bfloat16(), torch.tensor([1, 2]), hidden_part=found
+        torch.zeros(2, 3, 200).bfloat16(), torch.tensor([1, 2]), hidden_term=found
     )
     assert tokens.shape == (2, 3)
 
@@ -1240,7 +1240,7 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
         def check(self) -> None:
             pass
 
-    monkeypatch.setattr(import_module("wts.kernels.launch"), "DeviceWalk", Traced)
+    monkeypatch.setattr(import_module("wts.kernels.launch"), "LoadedKernel", Traced)
 
     class Stand(SimpleNamespace):
         def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:

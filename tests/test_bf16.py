@@ -29,7 +29,7 @@ from wts.numerics.gumbel import Noise
 from wts.numerics.intervals import bf16_interval, decided_between
 from wts.numerics.step_logits import slab_sums, step_logits
 from wts.walk.emulator import Emulator
-from wts.walk.teacher_forced import follow
+from wts.walk.teacher_forced import teacher_forced
 from wts.walk.walker import Walker
 from wts.walk.walker_set import WalkerSet
 
@@ -205,14 +205,14 @@ class TestAgainstTheFormula:
         base = base_logits(head, batch=3, steps=5, seed=seed, tied=tied)
         made, anchor = emulator(head, blocks=blocks), anchors(head, 3, seed)
         tokens, _ = made.walk(base, anchor)
-        followed = follow(made, base, anchor, tokens)
-        assert not followed.wrong.any()
+        judged = teacher_forced(made, base, anchor, tokens)
+        assert not judged.wrong.any()
         previous = anchor
         for step in range(5):
             formula = torch.tensor(select(step_logits(head, base[:, step], head.table[previous])))
             if head.draft_to_target is not None:
                 formula = head.draft_to_target[formula]
-            sure = followed.decided[:, step]
+            sure = judged.decided[:, step]
             assert torch.equal(tokens[sure, step], formula[sure])
             previous = tokens[:, step]
 
@@ -220,19 +220,19 @@ class TestAgainstTheFormula:
         head = MarkovHead.random(vocab=3000, rank=256, seed=4)
         base, anchor = base_logits(head, batch=16, steps=4, seed=5), anchors(head, 16, 6)
         made = emulator(head, batch=16)
-        followed = follow(made, base, anchor, made.walk(base, anchor)[0])
-        assert followed.decided.float().mean() > 0.9
+        judged = teacher_forced(made, base, anchor, made.walk(base, anchor)[0])
+        assert judged.decided.float().mean() > 0.9
 
     def test_a_wrong_token_is_found(self) -> None:
         head = MarkovHead.random(vocab=300, rank=64, seed=4)
         base, anchor = base_logits(head, batch=2, steps=4, seed=5), anchors(head, 2, 6)
         made = emulator(head)
         tokens, _ = made.walk(base, anchor)
-        assert followed_wrong(made, base, anchor, tokens) == []
-        decided = follow(made, base, anchor, tokens).decided
+        assert judged_wrong(made, base, anchor, tokens) == []
+        decided = teacher_forced(made, base, anchor, tokens).decided
         assert bool(decided[1, 2])
         tokens[1, 2] = (tokens[1, 2] + 1) % 300
-        assert [1, 2] in followed_wrong(made, base, anchor, tokens)
+        assert [1, 2] in judged_wrong(made, base, anchor, tokens)
 
     @pytest.mark.parametrize("kind", KINDS)
     def test_other_heads_and_sampled_walks(self, kind: Any) -> None:
@@ -241,35 +241,35 @@ class TestAgainstTheFormula:
         base = base_logits(head, batch=3, steps=4, seed=1)
         hidden, anchor = hidden_states(head, batch=3, steps=4, seed=2), anchors(head, 3, 3)
         temperatures = torch.tensor([40.0, 0.0, 30.0])
-        part = made.packed.hidden_part(hidden)
+        part = made.packed.hidden_term(hidden)
         logits = torch.zeros_like(base)
         tokens, _ = made.walk(
             base,
             anchor,
-            hidden_part=part,
+            hidden_term=part,
             temperatures=temperatures,
             noise=Noise(key=7, offset=torch.tensor([3])),
             logits_out=logits,
         )
         arguments: dict[str, Any] = {
-            "hidden_part": part,
+            "hidden_term": part,
             "temperatures": temperatures,
             "noise_key": 7,
             "noise_offset": 3,
         }
-        followed = follow(made, base, anchor, tokens, logits=logits, **arguments)
-        assert (int(followed.wrong.sum()), followed.strayed) == (0, 0)
-        assert followed.decided.float().mean() > 0.7
+        judged = teacher_forced(made, base, anchor, tokens, logits=logits, **arguments)
+        assert (int(judged.wrong.sum()), judged.strayed) == (0, 0)
+        assert judged.decided.float().mean() > 0.7
         logits[0, 1, 5] += 1.0
-        assert follow(made, base, anchor, tokens, logits=logits, **arguments).strayed == 1
-        other = follow(made, base, anchor, tokens, **(arguments | {"noise_key": 8}))
+        assert teacher_forced(made, base, anchor, tokens, logits=logits, **arguments).strayed == 1
+        other = teacher_forced(made, base, anchor, tokens, **(arguments | {"noise_key": 8}))
         assert other.wrong.any(), "the noise is part of what is judged"
 
-    def test_int8_weights_are_not_followed(self) -> None:
+    def test_int8_weights_are_not_judged(self) -> None:
         head = MarkovHead.random(vocab=50, rank=64, seed=4)
         made = emulator(head, weights="int8")
         with pytest.raises(InputError, match="wanted one of bf16 weights"):
-            follow(made, torch.zeros(1, 1, 50), torch.tensor([0]), torch.zeros(1, 1).long())
+            teacher_forced(made, torch.zeros(1, 1, 50), torch.tensor([0]), torch.zeros(1, 1).long())
 
     def test_sums_are_made_of_sixteen_products_at_a_time(self) -> None:
         """2^24, then 16 ones: added together they count, one by one they would be lost."""
@@ -278,10 +278,10 @@ class TestAgainstTheFormula:
         assert slab_sums(weight.bfloat16(), torch.ones(1, 64).bfloat16()).item() == 2.0**24 + 16
 
 
-def followed_wrong(
+def judged_wrong(
     made: Emulator, base: torch.Tensor, anchor: torch.Tensor, tokens: torch.Tensor
 ) -> list[list[int]]:
-    found: list[list[int]] = follow(made, base, anchor, tokens).wrong.nonzero().tolist()
+    found: list[list[int]] = teacher_forced(made, base, anchor, tokens).wrong.nonzero().tolist()
     return found
 
 

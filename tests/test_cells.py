@@ -35,7 +35,7 @@ from wts.heads.rnn import RnnHead
 from wts.kernels.packed import pack_head
 from wts.kernels.planner import plan_residency
 from wts.numerics.gumbel import Noise
-from wts.numerics.lane_sums import hidden_part, lane_product
+from wts.numerics.lane_sums import hidden_term, lane_product
 from wts.numerics.order import select_greedy
 from wts.numerics.quantise import quantise_latents
 from wts.numerics.step_logits import step_logits
@@ -64,7 +64,7 @@ def walk(
     blocks: int = 132,
 ) -> torch.Tensor:
     made = emulator(head, blocks=blocks)
-    return made.walk(base, anchor, hidden_part=made.packed.hidden_part(hidden))[0]
+    return made.walk(base, anchor, hidden_term=made.packed.hidden_term(hidden))[0]
 
 
 def inputs(
@@ -88,7 +88,7 @@ def sampled_logits(
     made.walk(
         base,
         anchor,
-        hidden_part=made.packed.hidden_part(hidden),
+        hidden_term=made.packed.hidden_term(hidden),
         temperatures=torch.full((len(base),), 1e-5),
         noise=Noise(key=1, offset=torch.tensor([0])),
         logits_out=logits,
@@ -212,7 +212,7 @@ class TestParts:
         self, head: RecurrentHead, seed: int
     ) -> None:
         hidden = hidden_states(head, batch=2, steps=2, seed=seed)
-        found = hidden_part(head.hidden_weight, head.hidden_bias, hidden)
+        found = hidden_term(head.hidden_weight, head.hidden_bias, hidden)
         assert found.dtype == torch.float32
         for request in range(2):
             for step in range(2):
@@ -228,13 +228,13 @@ class TestParts:
         head = recurrent_head(kind, hidden_size=2500)
         packed = emulator(head).packed
         hidden = hidden_states(head, batch=7, steps=9, seed=1)
-        whole = packed.hidden_part(hidden)
+        whole = packed.hidden_term(hidden)
         assert whole is not None
         strided = hidden.transpose(0, 1).contiguous().transpose(0, 1)
         for other in (strided, hidden[:, :, None].expand(-1, -1, 2, -1)[:, :, 1]):
-            assert torch.equal(packed.hidden_part(other), whole)  # type: ignore[arg-type]
+            assert torch.equal(packed.hidden_term(other), whole)  # type: ignore[arg-type]
         for request in range(7):
-            alone = packed.hidden_part(hidden[request : request + 1, 3:5])
+            alone = packed.hidden_term(hidden[request : request + 1, 3:5])
             assert alone is not None
             assert torch.equal(alone[0], whole[request, 3:5])
 
@@ -310,7 +310,7 @@ class TestContract:
         head = recurrent_head(kind, vocab=30, seed=seed, hidden_size=7 + 30 * seed)
         cell = cell_of(head, CPU)
         hidden = hidden_states(head, batch=2, steps=3, seed=seed)
-        parts = hidden_part(head.hidden_weight, head.hidden_bias, hidden)
+        parts = hidden_term(head.hidden_weight, head.hidden_bias, hidden)
         state = cell.initial_state(2)
         wanted_state: list[oracle_cells.State] = [None, None]
         for step in range(3):
@@ -430,7 +430,7 @@ class TestContract:
         packed = emulator(head).packed
         assert packed.cell is not None
         hidden = hidden_states(head, batch=3, steps=2, seed=1)
-        parts = packed.hidden_part(hidden)
+        parts = packed.hidden_term(hidden)
         assert parts is not None
         previous = anchors(head, 3, 2)
         state, _ = packed.latent(packed.initial_state(3), previous, parts[:, 0])
@@ -451,7 +451,7 @@ class TestAgainstTheFormula:
         base, previous, hidden = inputs(head, batch, steps, seed)
         tokens = walk(head, base, previous, hidden)
         cell, found = cell_of(head, CPU), []
-        parts = hidden_part(head.hidden_weight, head.hidden_bias, hidden)
+        parts = hidden_term(head.hidden_weight, head.hidden_bias, hidden)
         state = cell.initial_state(batch)
         for step in range(steps):
             before = state
@@ -577,11 +577,11 @@ class TestEveryPlanAndBatchIsTheSame:
         head = recurrent_head(kind)
         base, _, hidden = inputs(head, 4, 3, 1)
         made = emulator(head)
-        part = made.packed.hidden_part(hidden)
+        part = made.packed.hidden_term(hidden)
         last = head.table_rows - 1
         outside = torch.tensor([-1, last + 1, 11, -(2**63)])
-        tokens, clamped = made.walk(base, outside, hidden_part=part)
-        wanted, none = made.walk(base, torch.tensor([0, last, 11, 0]), hidden_part=part)
+        tokens, clamped = made.walk(base, outside, hidden_term=part)
+        wanted, none = made.walk(base, torch.tensor([0, last, 11, 0]), hidden_term=part)
         assert torch.equal(tokens, wanted)
         assert (clamped, none) == (3, 0)
         formula = reference_walk(head, base, outside, hidden=hidden)
@@ -600,7 +600,7 @@ class TestSampled:
         tokens, _ = made.walk(
             base,
             anchor,
-            hidden_part=made.packed.hidden_part(hidden),
+            hidden_term=made.packed.hidden_term(hidden),
             temperatures=temperatures,
             noise=Noise(key=3, offset=torch.tensor([9])),
             logits_out=logits,
@@ -625,9 +625,9 @@ class TestInputs:
         head = recurrent_head(GatedHead)
         base, anchor, hidden = inputs(head, 1, 2, 1)
         made = emulator(head)
-        with pytest.raises(InputError, match="hidden_part: wanted what"):
+        with pytest.raises(InputError, match="hidden_term: wanted what"):
             made.walk(base, anchor)
         markov = emulator(MarkovHead.random(vocab=517, rank=64, seed=1))
-        assert markov.packed.hidden_part(hidden) is None
-        with pytest.raises(InputError, match="hidden_part: wanted None"):
-            markov.walk(base, anchor, hidden_part=made.packed.hidden_part(hidden))
+        assert markov.packed.hidden_term(hidden) is None
+        with pytest.raises(InputError, match="hidden_term: wanted None"):
+            markov.walk(base, anchor, hidden_term=made.packed.hidden_term(hidden))

@@ -220,9 +220,9 @@ def test_the_gate_of_the_benchmark(kind: Any, temperature: float) -> None:
         whole=True,
         make_noise=lambda key, offset: Noise(key=key, offset=offset),
     )
-    assert checked(part_of=simulator.packed.hidden_part) == 12
+    assert checked(part_of=simulator.packed.hidden_term) == 12
     with pytest.raises(gate.WalkFault):
-        checked(part_of=lambda hidden: simulator.packed.hidden_part(hidden.flip(0)))
+        checked(part_of=lambda hidden: simulator.packed.hidden_term(hidden.flip(0)))
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -450,7 +450,7 @@ def test_an_outlier_column_stays_within_the_bound(
     tokens = walk(way, head, base, anchor, hidden)
     state, previous, sure_tokens = head.initial_state(4), anchor, 0
     packed = walker_of("emulator", head, batch=8)._emulator.packed  # type: ignore[union-attr]
-    parts = packed.hidden_part(hidden)
+    parts = packed.hidden_term(hidden)
     assert parts is not None
     for step in range(10):
         logits = step_logits(head, base[:, step], head.latent(state, previous, hidden[:, step])[1])

@@ -511,7 +511,7 @@ class TestWithoutAGpu:
             raise error
 
         monkeypatch.setattr(wts.walk.walker, "cuda_device", lambda device: torch.device("cpu"))
-        monkeypatch.setattr(wts.walk.walker, "DeviceWalk", no_device)
+        monkeypatch.setattr(wts.walk.walker, "LoadedKernel", no_device)
         head = silent_head(5)
         plan = plan_residency(head, "h200")
         assert Walker(head, plan, fallback=True).backend == "emulator"

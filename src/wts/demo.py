@@ -182,7 +182,7 @@ def _on_sample(sample: Sample, with_device: bool, say: Say) -> bool:
     walker.check()
     # What hidden states add may be a library's product: the emulator is given the device's.
     part = None if hidden is None else gate.device_part(walker, hidden)
-    wanted, _ = gate.emulator_of(walker).walk(inputs.base_logits, inputs.anchor, hidden_part=part)
+    wanted, _ = gate.emulator_of(walker).walk(inputs.base_logits, inputs.anchor, hidden_term=part)
     num_same = _num_same(tokens, wanted)
     print(f"device and emulator agree on {num_same} of {wanted.numel()} tokens")
     return num_same == wanted.numel()

@@ -133,7 +133,7 @@ class Case:
                 if self.kind is not None:
                     part = gate.device_part(walker, hidden)
                 wanted, _ = emulator.walk(
-                    base[:requests], anchor[:requests], hidden_part=part, **here
+                    base[:requests], anchor[:requests], hidden_term=part, **here
                 )
                 if not torch.equal(tokens, wanted):
                     sys.exit(f"{self.name}: found {tokens.tolist()}, wanted {wanted.tolist()}")
@@ -350,13 +350,13 @@ def walk_each_lane_arriving() -> None:
 def multiply_on_the_host(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> None:
-    """launch.multiply_hidden: a library's kernel has no place here, and racecheck breaks some."""
+    """launch.write_hidden_term: a library's kernel has no place here, and racecheck breaks some."""
     products = hidden.cpu().float() @ weight.cpu().float().T
     out.copy_(products if bias is None else products + bias.cpu())
 
 
 def walk_all() -> None:
-    wts.kernels.launch.multiply_hidden = multiply_on_the_host
+    wts.kernels.launch.write_hidden_term = multiply_on_the_host
     for case in CASES:
         case.walk()
     print(all_right())

@@ -24,7 +24,7 @@ from wts.heads.markov import MarkovHead
 from wts.kernels.planner import plan_residency
 from wts.kernels.resident.variants import streaming_plan
 from wts.numerics.gumbel import Noise
-from wts.walk.teacher_forced import follow
+from wts.walk.teacher_forced import teacher_forced
 from wts.walk.walker import Walker
 
 INF = math.inf
@@ -207,7 +207,7 @@ class TestExactSums:
 
 
 class TestAnySums:
-    """Heads whose sums are rounded, judged by `follow`."""
+    """Heads whose sums are rounded, judged by `teacher_forced`."""
 
     def check(
         self, on_gpu: Walker, batch: int, steps: int, *, seed: int = 1, least: float = 0.8
@@ -230,19 +230,19 @@ class TestAnySums:
             tokens = run(on_gpu, base, anchor, hidden)
         if hidden is not None:
             part = gate.device_part(on_gpu, hidden)
-        followed = follow(
+        judged = teacher_forced(
             gate.emulator_of(on_gpu),
             base,
             anchor,
             tokens,
-            hidden_part=part,
+            hidden_term=part,
             temperatures=None if temperatures is None else torch.tensor(temperatures),
             noise_key=7,
             logits=logits,
         )
-        assert not followed.wrong.any(), followed.wrong.nonzero().tolist()
-        assert followed.strayed == 0
-        assert followed.decided.float().mean() > least, "what decides little tests little"
+        assert not judged.wrong.any(), judged.wrong.nonzero().tolist()
+        assert judged.strayed == 0
+        assert judged.decided.float().mean() > least, "what decides little tests little"
 
     @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
     @pytest.mark.parametrize("sampled", [False, True])

@@ -93,7 +93,7 @@ def check(
     base, anchor, hidden = drawn
     tokens = run(walker, base, anchor, hidden)
     part = gate.device_part(walker, hidden)
-    wanted, _ = (emulator or twin(walker)).walk(base, anchor, hidden_part=part)
+    wanted, _ = (emulator or twin(walker)).walk(base, anchor, hidden_term=part)
     assert torch.equal(tokens, wanted)
     return tokens, part
 
@@ -111,7 +111,7 @@ def check_sampled(walker: Walker, drawn: Inputs, *, offset: int = 5) -> None:
     wanted, _ = twin(walker).walk(
         base,
         anchor,
-        hidden_part=gate.device_part(walker, hidden),
+        hidden_term=gate.device_part(walker, hidden),
         temperatures=torch.tensor(temperatures),
         noise=noise,
         logits_out=logits,
@@ -378,7 +378,7 @@ class TestCalls:
             results.append((tokens, part.view(*hidden.shape[:2], -1)))
         walker.check()
         for (base, anchor, _), (tokens, part) in zip(drawn, results, strict=True):
-            wanted, _ = twin(walker).walk(base, anchor, hidden_part=part.cpu())
+            wanted, _ = twin(walker).walk(base, anchor, hidden_term=part.cpu())
             assert torch.equal(tokens.cpu(), wanted)
 
     @each_kind
@@ -455,7 +455,7 @@ class Captured:
     def check(self, emulator: Emulator) -> None:
         """What the last replay, which was the Walker's last walk, has written."""
         part = gate.device_part(self.walker, self.hidden)
-        wanted, _ = emulator.walk(self.base.cpu(), self.anchor.cpu(), hidden_part=part)
+        wanted, _ = emulator.walk(self.base.cpu(), self.anchor.cpu(), hidden_term=part)
         assert torch.equal(self.tokens.cpu(), wanted)
 
 

@@ -164,7 +164,7 @@ def test_heads_that_read_hidden_states(kind: Any, batch: int) -> None:
     hidden = hidden_states(head, batch=batch, steps=6, seed=1)
     tokens = run(device, base, anchor, hidden)
     part = device_part(device, moved(hidden, device))
-    wanted, _ = emulator.walk(base, anchor, hidden_part=part)
+    wanted, _ = emulator.walk(base, anchor, hidden_term=part)
     assert torch.equal(tokens, wanted)
 
 

@@ -143,7 +143,7 @@ class Simulator:
     def _part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
         """What hidden states add to the steps; or room for it, where the kernel makes it."""
         if hidden is None or not self.plan.hidden_inside:
-            return self.packed.hidden_part(hidden)
+            return self.packed.hidden_term(hidden)
         self.part = torch.zeros(*hidden.shape[:2], self.plan.part)
         return self.part
 

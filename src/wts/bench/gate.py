@@ -69,7 +69,7 @@ class Walk(Protocol):
 
 
 class EmulatedWalk:
-    """An emulator as a `Walk`: what it is given as `hidden` is the hidden part, fp32 [B, K, P]."""
+    """An emulator as a `Walk`: what it is given as `hidden` is the hidden term, fp32 [B, K, P]."""
 
     def __init__(self, emulator: Emulator) -> None:
         self._emulator = emulator
@@ -88,7 +88,7 @@ class EmulatedWalk:
         tokens, _ = self._emulator.walk(
             base_logits,
             anchor,
-            hidden_part=hidden,
+            hidden_term=hidden,
             temperatures=temperatures,
             noise=noise,
             logits_out=logits_out,
@@ -131,7 +131,7 @@ def device_part(walker: Walker, hidden: torch.Tensor) -> torch.Tensor:
     batch, steps, _ = hidden.shape
     if walker._device_walk is None:
         assert walker._emulator is not None
-        part = walker._emulator.packed.hidden_part(hidden.cpu())
+        part = walker._emulator.packed.hidden_term(hidden.cpu())
         assert part is not None
         return part
     return walker._device_walk.part[: batch * steps].view(batch, steps, -1).cpu()
@@ -445,33 +445,33 @@ def check_followed(
         WalkFault: another token, or a step logit outside its interval; or fewer than half of the
             tokens are decided, so that little was compared.
     """
-    from wts.walk.teacher_forced import follow
+    from wts.walk.teacher_forced import teacher_forced
 
     batch, steps = drawn.base_logits.shape[:2]
     short = drawn.first(gate_steps(batch=batch, steps=steps, whole=whole))
     tokens, logits = _walked(walk, short, make_noise)
     given = _emulated(short, part_of)
-    followed = follow(
+    judged = teacher_forced(
         emulator,
         given.base_logits,
         given.anchor,
         tokens,
-        hidden_part=given.hidden,
+        hidden_term=given.hidden,
         temperatures=given.temperatures,
         noise_key=NOISE_KEY,
         noise_offset=_NOISE_OFFSET,
         logits=logits,
     )
-    places = followed.wrong.nonzero().tolist()
+    places = judged.wrong.nonzero().tolist()
     if places:
         row, step = places[0]
         raise WalkFault(
             f"tokens {list(tokens.shape)}: {len(places)} differ where sums in any order give one, "
-            f"first at {places[0]}: {tokens[row, step]} against {followed.wanted[row, step]}"
+            f"first at {places[0]}: {tokens[row, step]} against {judged.wanted[row, step]}"
         )
-    if followed.strayed:
-        raise WalkFault(f"step logits: {followed.strayed} are outside of what sums may give")
-    decided = int(followed.decided.sum())
+    if judged.strayed:
+        raise WalkFault(f"step logits: {judged.strayed} are outside of what sums may give")
+    decided = int(judged.decided.sum())
     if 2 * decided < tokens.numel():
         raise WalkFault(f"tokens: {decided} of {tokens.numel()} are decided, too few to compare")
     return decided

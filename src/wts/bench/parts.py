@@ -80,11 +80,11 @@ def traced_parts(walker: Walker, inputs: WalkInputs) -> dict[str, float]:
         WalkFault: it gave other tokens than the Walker.
     """
     from wts.bench.gate import compare
-    from wts.kernels.launch import DeviceWalk
+    from wts.kernels.launch import LoadedKernel
     from wts.numerics.gumbel import Noise
 
     assert walker._device_walk is not None
-    traced = DeviceWalk(
+    traced = LoadedKernel(
         walker.head, walker.plan, walker._device_walk.device, _TIMEOUT_MS, trace=True
     )
     names, rounds = _layout()

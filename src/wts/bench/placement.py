@@ -45,12 +45,12 @@ def placed_walker(head: AnyHead, base: ResidencyPlan, plan: ResidencyPlan) -> tu
     """
     import torch
 
-    from wts.kernels.launch import DeviceWalk
+    from wts.kernels.launch import LoadedKernel
     from wts.walk.walker import Walker
 
     walker = Walker(head, base, backend="device")
     device = torch.device("cuda", torch.cuda.current_device())
-    exact = DeviceWalk(head, plan, device, _TIMEOUT_MS, spills=True)
+    exact = LoadedKernel(head, plan, device, _TIMEOUT_MS, spills=True)
     walker._device_walk, walker.plan = exact, plan
     return walker, exact.spill_bytes
 

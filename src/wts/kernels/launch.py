@@ -21,10 +21,10 @@ from wts.kernels.packed import PackedHead, pack_head
 from wts.kernels.resident.args import Turn, WalkArgs
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.numerics.gumbel import Noise
-from wts.numerics.lane_sums import multiply_hidden
+from wts.numerics.lane_sums import write_hidden_term
 from wts.numerics.limits import EXACT_SOURCE_WORDS
 
-__all__ = ["FIRST_SEQUENCE", "DeviceWalk", "check_each"]
+__all__ = ["FIRST_SEQUENCE", "LoadedKernel", "check_each"]
 
 logger = logging.getLogger("wts")
 FIRST_SEQUENCE = 2  # so that a cleared slot, whose tag is 0, is nobody's word
@@ -48,7 +48,7 @@ def check_each(walks: Iterable[_Checked]) -> None:
         raise errors[0]
 
 
-class DeviceWalk:
+class LoadedKernel:
     """The kernel of one plan, loaded on one GPU, with its packed head and its workspace."""
 
     def __init__(
@@ -60,7 +60,7 @@ class DeviceWalk:
         *,
         trace: bool = False,
         spills: bool = False,
-        done: Sequence[PackedHead] = (),
+        share_with: Sequence[PackedHead] = (),
     ) -> None:
         major, minor = torch.cuda.get_device_capability(device)
         arch = arch_of((major, minor))
@@ -84,7 +84,7 @@ class DeviceWalk:
                 EXACT_SOURCE_WORDS if plan.exact else 0, dtype=torch.int64, device=device
             )
             self.exact_slots = torch.zeros(plan.exact_words, dtype=torch.int64, device=device)
-            self.take(pack_head(head, plan, device, done=done))
+            self.take(pack_head(head, plan, device, share_with=share_with))
             self.slots = torch.zeros(
                 plan.workspace_words * plan.word_bytes, dtype=torch.uint8, device=device
             )
@@ -156,7 +156,7 @@ class DeviceWalk:
         workspace += [self.state_slots, self.part, self._hidden, self.source, self.exact_slots]
         return sum(tensor.nbytes for tensor in workspace)
 
-    def part_for(self, other: DeviceWalk) -> torch.Tensor | None:
+    def part_for(self, other: LoadedKernel) -> torch.Tensor | None:
         """What this launch has made of hidden states, if another plan's can take it."""
         shared = not self.plan.hidden_inside and not other.plan.hidden_inside
         return self.part if shared and self.plan.part == other.plan.part > 0 else None
@@ -268,7 +268,7 @@ class DeviceWalk:
         if not self.plan.hidden_inside:
             part, weight = self.part[: batch * steps], self.packed.cell.hidden_weight
             rows = hidden.view(batch * steps, size)
-            multiply_hidden(rows, weight, self.packed.cell.hidden_bias, part)
+            write_hidden_term(rows, weight, self.packed.cell.hidden_bias, part)
         return hidden
 
     @contextmanager

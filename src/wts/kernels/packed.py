@@ -28,11 +28,11 @@ from wts.kernels.resident.plan import ResidencyPlan
 from wts.kernels.resident.tiles import load_rows, store_rows
 from wts.kernels.resident.units import PAIR_ROWS, TILE_ROWS
 from wts.numerics.exact_bounds import Residuals, latent_bounds, residuals_of
-from wts.numerics.lane_sums import hidden_part
+from wts.numerics.lane_sums import hidden_term
 from wts.numerics.quantise import Latents, pack_bits, quantise_latents, quantise_rows, split_rows
 from wts.selection.exact import ExactHead, exact_head
 
-__all__ = ["CHUNK_ROWS", "PackedHead", "pack_head", "packed_bytes", "unfit_rows"]
+__all__ = ["CHUNK_ROWS", "PackedHead", "nonfinite_rows", "pack_head", "packed_bytes"]
 
 CHUNK_ROWS = 1 << 15  # rows that are quantised at once, in a handful of fp32 copies
 _INPUT_ROWS = 1 << 12  # at once: their products are made in fp64
@@ -51,7 +51,7 @@ class PackedHead:
             bf16; of others: `input_rows`.
         draft_to_target: int32 [vocab] or None.
         cell: the weights of a head's steps; None for a Markov head, whose latents are the table.
-        hidden_inside: whether the kernel makes the hidden part.
+        hidden_inside: whether the kernel makes the hidden term.
         quantised: whether the weights are levels, and so latents are quantised.
         storage: the plan's, of the order of bytes in tiles.
         exact: the unquantised weights of an exact walk, else None.
@@ -80,12 +80,12 @@ class PackedHead:
         """Bytes held."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
-    def hidden_part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
+    def hidden_term(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
         """What the hidden states [B, K, H] of a walk add to its steps; None for a Markov head."""
         if self.cell is None or hidden is None:
             return None
         weight, bias = self.cell.hidden_weight, self.cell.hidden_bias
-        return hidden_part(weight, bias, hidden, by_lanes=self.hidden_inside)
+        return hidden_term(weight, bias, hidden, by_lanes=self.hidden_inside)
 
     def initial_state(self, batch: int) -> HeadState:
         """Return the state before the first step of `batch` requests."""
@@ -99,7 +99,7 @@ class PackedHead:
         Args:
             state: of the step before.
             prev_token: int64 [B], inside the table.
-            part: fp32 [B, P], the hidden part of the step; None for a Markov head.
+            part: fp32 [B, P], the hidden term of the step; None for a Markov head.
 
         Returns:
             The new state and the latents, quantised or bf16 [B, r]; None at a step without.
@@ -140,7 +140,7 @@ def pack_head(
     device: torch.device,
     into: PackedHead | None = None,
     *,
-    done: Sequence[PackedHead] = (),
+    share_with: Sequence[PackedHead] = (),
 ) -> PackedHead:
     """Pack a head for a plan, some rows at a time so that little extra memory is needed.
 
@@ -150,22 +150,22 @@ def pack_head(
         device: where the packed bytes go.
         into: an earlier result of the same shape, overwritten in place (its addresses stay valid
             for captured graphs); a new one by default.
-        done: what these weights were packed to already, on the same device. A new packed head
+        share_with: what these weights were packed to already, on the same device. A new packed head
             shares all of it that it can; nothing that is shared with one is packed again.
 
     Returns:
         The packed head; that of `into` holds what was packed, but its unquantised weights only
         the result names.
     """
-    done = [
+    share_with = [
         other
-        for other in done
+        for other in share_with
         if (other.quantised, other.exact is not None) == (plan.quantised, plan.exact)
     ]
-    packed = into or _room_for(head, plan, device, done)
-    if not any(packed.tiles is other.tiles for other in done):
+    packed = into or _room_for(head, plan, device, share_with)
+    if not any(packed.tiles is other.tiles for other in share_with):
         _pack_projection(head, plan, packed, device)
-    shared = next((other for other in done if packed.table is other.table), None)
+    shared = next((other for other in share_with if packed.table is other.table), None)
     if shared is not None:
         return replace(packed, exact=shared.exact)
     residuals = None
@@ -199,18 +199,18 @@ def _pack_projection(
             levels, scale = quantise_rows(rows)
             packed.row_scale[first : first + len(rows)] = scale
         else:
-            levels, unfit = split_rows(rows)
-            unfit = F.pad(unfit, (0, padding))
-            packed.row_scale[first // 32 : (first + len(unfit)) // 32] = pack_bits(unfit)
+            levels, nonfinite = split_rows(rows)
+            nonfinite = F.pad(nonfinite, (0, padding))
+            packed.row_scale[first // 32 : (first + len(nonfinite)) // 32] = pack_bits(nonfinite)
         store_rows(F.pad(levels, (0, 0, 0, padding)), plan, packed.tiles, first)
 
 
 def _room_for(
-    head: AnyHead, plan: ResidencyPlan, device: torch.device, done: Sequence[PackedHead]
+    head: AnyHead, plan: ResidencyPlan, device: torch.device, share_with: Sequence[PackedHead]
 ) -> PackedHead:
     """The memory of a packed head; the weights of its cell are in it already."""
     storage, inside = plan.storage, plan.hidden_inside
-    for other in done:
+    for other in share_with:
         if other.storage == storage:
             return replace(other, hidden_inside=inside)
     tile_bytes = (plan.padded_vocab // TILE_ROWS, plan.tile_bytes)
@@ -218,9 +218,9 @@ def _room_for(
     scale_words = plan.num_blocks * plan.row_scale_words
     scale_type = torch.float32 if plan.quantised else torch.int32
     row_scale = torch.zeros(scale_words, dtype=scale_type, device=device)
-    if done:
+    if share_with:
         return replace(
-            done[0], tiles=tiles, row_scale=row_scale, hidden_inside=inside, storage=storage
+            share_with[0], tiles=tiles, row_scale=row_scale, hidden_inside=inside, storage=storage
         )
     return PackedHead(
         tiles=tiles,
@@ -266,7 +266,7 @@ def _chunks(
         yield first, matrix[first : first + at_once].to(device)
 
 
-def unfit_rows(packed: PackedHead) -> torch.Tensor:
+def nonfinite_rows(packed: PackedHead) -> torch.Tensor:
     """Rows of bf16 weights that are not finite, bool [padded_vocab]."""
     bits = packed.row_scale[:, None] >> torch.arange(32, device=packed.row_scale.device)
     return (bits & 1).flatten() != 0

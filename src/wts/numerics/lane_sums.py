@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 import torch.nn.functional as F
 
-__all__ = ["LANES", "fine_product", "hidden_part", "lane_product", "multiply_hidden"]
+__all__ = ["LANES", "fine_product", "hidden_term", "lane_product", "write_hidden_term"]
 
 LANES = 32
 """Lanes that share a product with a state: its elements come in as many."""
@@ -27,7 +27,7 @@ def fine_product(weight: torch.Tensor, vectors: torch.Tensor) -> torch.Tensor:
     return (vectors.double() @ weight.double().T).float()
 
 
-def hidden_part(
+def hidden_term(
     weight: torch.Tensor, bias: torch.Tensor | None, hidden: torch.Tensor, *, by_lanes: bool = False
 ) -> torch.Tensor:
     """What hidden states add to the inner sums of each step.
@@ -90,7 +90,7 @@ def lane_product(weight: torch.Tensor, vector: torch.Tensor) -> torch.Tensor:
     return lanes[..., 0]
 
 
-def multiply_hidden(
+def write_hidden_term(
     hidden: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, out: torch.Tensor
 ) -> None:
     """What hidden states add to inner sums: a library's product, sums in fp32 in its order.

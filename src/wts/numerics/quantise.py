@@ -67,8 +67,8 @@ def split_rows(weight: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     Returns:
         int8 [n, 2 r], the bytes of the rows; bool [n], those that are not finite.
     """
-    unfit = ~torch.isfinite(weight).all(1)
-    return torch.where(unfit[:, None], 0.0, weight).to(weight).view(torch.int8), unfit
+    nonfinite = ~torch.isfinite(weight).all(1)
+    return torch.where(nonfinite[:, None], 0.0, weight).to(weight).view(torch.int8), nonfinite
 
 
 def pack_bits(flags: torch.Tensor) -> torch.Tensor:

@@ -100,7 +100,7 @@ def slab_sums(weight: torch.Tensor, latent: torch.Tensor) -> torch.Tensor:
 
 def bf16_logits(
     weight: torch.Tensor,
-    unfit: torch.Tensor,
+    nonfinite: torch.Tensor,
     base: torch.Tensor,
     latent: torch.Tensor | None,
     dtype: torch.dtype,
@@ -109,7 +109,7 @@ def bf16_logits(
 
     Args:
         weight: bf16 [V, r].
-        unfit: bool [V], rows that are not finite: their logits are NaN.
+        nonfinite: bool [V], rows that are not finite: their logits are NaN.
         base: fp32 [B, V], base logits.
         latent: bf16 [B, r]; None for a step that the head has no part in.
         dtype: of the step.
@@ -119,5 +119,5 @@ def bf16_logits(
     """
     if latent is None:
         return base.to(dtype)
-    bias = torch.where(unfit, float("nan"), slab_sums(weight, latent)).to(dtype)
+    bias = torch.where(nonfinite, float("nan"), slab_sums(weight, latent)).to(dtype)
     return (base + bias.float()).to(dtype)

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from wts.errors import InputError
-from wts.kernels.packed import PackedHead, unfit_rows
+from wts.kernels.packed import PackedHead, nonfinite_rows
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.kernels.resident.tiles import load_rows
 from wts.kernels.resident.units import TILE_ROWS
@@ -47,7 +47,7 @@ class Emulator:
         base_logits: torch.Tensor,
         anchor: torch.Tensor,
         *,
-        hidden_part: torch.Tensor | None = None,
+        hidden_term: torch.Tensor | None = None,
         temperatures: torch.Tensor | None = None,
         noise: Noise | None = None,
         logits_out: torch.Tensor | None = None,
@@ -58,7 +58,7 @@ class Emulator:
         Args:
             base_logits: [B, K, V] in the plan's base type, CPU.
             anchor: int64 [B], CPU.
-            hidden_part: fp32 [B, K, P], CPU, `packed.hidden_part` of the hidden states, for heads
+            hidden_term: fp32 [B, K, P], CPU, `packed.hidden_term` of the hidden states, for heads
                 that read them.
             temperatures: fp32 [B], CPU, in a sampled plan.
             noise: where its noise comes from; the offset is advanced by one.
@@ -69,11 +69,11 @@ class Emulator:
             Tokens int64 [B, K] (target ids), and how many anchors lay outside the table.
         """
         plan = self.plan
-        if (hidden_part is None) != (self.packed.cell is None):
+        if (hidden_term is None) != (self.packed.cell is None):
             raise InputError.mismatch(
-                "hidden_part",
-                wanted="None" if self.packed.cell is None else "what packed.hidden_part gives",
-                found=type(hidden_part).__name__,
+                "hidden_term",
+                wanted="None" if self.packed.cell is None else "what packed.hidden_term gives",
+                found=type(hidden_term).__name__,
                 fix="leave it out" if self.packed.cell is None else "pass it",
             )
         rows = load_rows(self.packed.tiles, plan)
@@ -85,7 +85,7 @@ class Emulator:
         clamped = int((previous != anchor).sum())
         tokens = torch.empty(batch, steps, dtype=torch.int64)
         for step in range(steps):
-            part = None if hidden_part is None else hidden_part[:, step]
+            part = None if hidden_term is None else hidden_term[:, step]
             if plan.exact:
                 state, latent = self.packed.exact_latent(state, previous, part)
                 logits = self._exact_logits(base_logits[:, step], latent)
@@ -121,7 +121,7 @@ class Emulator:
         dtype = DTYPE_OF[plan.step_type]
         if not isinstance(latents, torch.Tensor):
             return int8_logits(levels, self.packed.row_scale, padded, latents, dtype).float()
-        logits = bf16_logits(levels, unfit_rows(self.packed), padded, latents, dtype).float()
+        logits = bf16_logits(levels, nonfinite_rows(self.packed), padded, latents, dtype).float()
         logits[:, plan.vocab :] = float("-inf")  # not NaN, whatever the latent
         return logits
 

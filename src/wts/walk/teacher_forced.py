@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from wts.errors import InputError
-from wts.kernels.packed import unfit_rows
+from wts.kernels.packed import nonfinite_rows
 from wts.kernels.resident.tiles import load_rows
 from wts.numerics.gumbel import philox_words
 from wts.numerics.intervals import bf16_interval, decided_between
@@ -19,11 +19,11 @@ from wts.numerics.torch_dtypes import DTYPE_OF
 from wts.selection.token_race import sampled_scores
 from wts.walk.emulator import Emulator
 
-__all__ = ["Followed", "follow"]
+__all__ = ["Judgement", "teacher_forced"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class Followed:
+class Judgement:
     """What each step of a walk allows.
 
     Args:
@@ -39,18 +39,18 @@ class Followed:
     strayed: int
 
 
-def follow(
+def teacher_forced(
     emulator: Emulator,
     base_logits: torch.Tensor,
     anchor: torch.Tensor,
     tokens: torch.Tensor,
     *,
-    hidden_part: torch.Tensor | None = None,
+    hidden_term: torch.Tensor | None = None,
     temperatures: torch.Tensor | None = None,
     noise_key: int = 0,
     noise_offset: int = 0,
     logits: torch.Tensor | None = None,
-) -> Followed:
+) -> Judgement:
     """Judge each token of a walk after those before it. All tensors are on the CPU.
 
     Args:
@@ -58,7 +58,7 @@ def follow(
         base_logits: [B, K, V'], as walked.
         anchor: int64 [B], as walked.
         tokens: int64 [B, K], what the walk gave.
-        hidden_part: fp32 [B, K, P], what the walk was given or made of its hidden states.
+        hidden_term: fp32 [B, K, P], what the walk was given or made of its hidden states.
         temperatures: fp32 [B], of a sampled walk.
         noise_key, noise_offset: of a sampled walk; the offset before it.
         logits: [B, K, V'], step logits that a sampled walk left.
@@ -75,7 +75,8 @@ def follow(
             fix="compare the tokens with the emulator's",
         )
     batch, steps = tokens.shape
-    weight, unfit = load_rows(packed.tiles, plan)[: plan.vocab], unfit_rows(packed)[: plan.vocab]
+    weight = load_rows(packed.tiles, plan)[: plan.vocab]
+    nonfinite = nonfinite_rows(packed)[: plan.vocab]
     previous = anchor.clamp(0, plan.table_rows - 1)
     state = packed.initial_state(batch)
     decided = torch.zeros(batch, steps, dtype=torch.bool)
@@ -83,7 +84,7 @@ def follow(
     strayed = 0
     for step in range(steps):
         base = base_logits[:, step, : plan.vocab]
-        part = None if hidden_part is None else hidden_part[:, step]
+        part = None if hidden_term is None else hidden_term[:, step]
         state, latent = packed.latent(state, previous, part)
         if latent is None:
             least = most = base.to(DTYPE_OF[plan.step_type]).float()
@@ -93,9 +94,9 @@ def follow(
         if logits is not None and temperatures is not None:
             left = logits[:, step, : plan.vocab].float()
             outside = (left < least) | (left > most)
-            strayed += int((outside & ~unfit & (temperatures > 0)[:, None]).sum())
+            strayed += int((outside & ~nonfinite & (temperatures > 0)[:, None]).sum())
         # A NaN wins, and the lowest of them: above all that is not.
-        least, most = (torch.where(unfit, float("inf"), bound) for bound in (least, most))
+        least, most = (torch.where(nonfinite, float("inf"), bound) for bound in (least, most))
         if temperatures is not None:
             words = philox_words(plan.vocab, batch, step, noise_key, noise_offset)
             least, most = (sampled_scores(b, temperatures, words) for b in (least, most))
@@ -103,6 +104,6 @@ def follow(
         mapping = packed.draft_to_target
         wanted[:, step] = winner if mapping is None else mapping[winner].long()
         previous = tokens[:, step]
-    return Followed(
+    return Judgement(
         decided=decided, wanted=wanted, wrong=decided & (wanted != tokens), strayed=strayed
     )

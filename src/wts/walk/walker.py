@@ -14,7 +14,7 @@ from wts.errors import CompileError, DeviceError, InputError
 from wts.heads.base import weights_of, with_weights
 from wts.heads.cells import AnyHead
 from wts.kernels.driver import cuda_device
-from wts.kernels.launch import DeviceWalk, check_each
+from wts.kernels.launch import LoadedKernel, check_each
 from wts.kernels.packed import PackedHead, pack_head, packed_bytes
 from wts.kernels.resident.args import Turn
 from wts.kernels.resident.plan import ResidencyPlan
@@ -134,18 +134,24 @@ class Walker:
         self.head: AnyHead = head
         self.plan = plan
         self.backend: Backend
-        self._device_walk: DeviceWalk | None = None
-        self._greedy_walk: DeviceWalk | None = None
+        self._device_walk: LoadedKernel | None = None
+        self._greedy_walk: LoadedKernel | None = None
         self._emulator: Emulator | None = None
         self._reference: AnyHead | None = None
         self._clamped = 0
         if backend in ("auto", "device"):
             try:
-                done = _packed_of(sharing)
-                walk = DeviceWalk(head, plan, cuda_device(device), timeout_ms, done=done)
+                share_with = _packed_of(sharing)
+                walk = LoadedKernel(
+                    head, plan, cuda_device(device), timeout_ms, share_with=share_with
+                )
                 if greedy_plan is not None:
-                    self._greedy_walk = DeviceWalk(
-                        head, greedy_plan, walk.device, timeout_ms, done=[*done, walk.packed]
+                    self._greedy_walk = LoadedKernel(
+                        head,
+                        greedy_plan,
+                        walk.device,
+                        timeout_ms,
+                        share_with=[*share_with, walk.packed],
                     )
                 self._device_walk = walk
                 self.backend = "device"
@@ -164,7 +170,7 @@ class Walker:
                 logger.warning("wts: walking on the emulator, not on a GPU: %s", error)
             backend = "emulator"
         if backend == "emulator":
-            packed = pack_head(head, plan, torch.device("cpu"), done=_packed_of(sharing))
+            packed = pack_head(head, plan, torch.device("cpu"), share_with=_packed_of(sharing))
             self._emulator = Emulator(plan=plan, packed=packed)
         else:
             self._reference = with_weights(head, torch.clone)
@@ -220,7 +226,7 @@ class Walker:
                 out = torch.empty(batch, steps, dtype=torch.int64, device=base_logits.device)
             beside = self._greedy_walk
             launch = partial(
-                DeviceWalk.launch,
+                LoadedKernel.launch,
                 base_logits=base_logits,
                 anchor=anchor,
                 tokens=out,
@@ -237,7 +243,7 @@ class Walker:
             tokens, clamped = self._emulator.walk(
                 base_logits.cpu(),
                 anchor.cpu(),
-                hidden_part=self._emulator.packed.hidden_part(
+                hidden_term=self._emulator.packed.hidden_term(
                     None if hidden is None else hidden.cpu()
                 ),
                 temperatures=None if temperatures is None else temperatures.cpu(),
@@ -290,7 +296,7 @@ class Walker:
         check_plan(head, self.plan)
         check_shapes(head, self.head)
 
-    def _refresh(self, head: AnyHead, done: Sequence[Walker]) -> None:
+    def _refresh(self, head: AnyHead, share_with: Sequence[Walker]) -> None:
         """Take changed weights, but what others that were refreshed already have packed."""
         self._check_refresh(head)
         packed = self.packed
@@ -298,14 +304,16 @@ class Walker:
             self._reference = with_weights(head, torch.clone)
         else:
             device = packed.tiles.device
-            packed = pack_head(head, self.plan, device, into=packed, done=_packed_of(done))
+            packed = pack_head(
+                head, self.plan, device, into=packed, share_with=_packed_of(share_with)
+            )
             if self._device_walk is not None:
                 self._device_walk.take(packed)
                 if self._greedy_walk is not None:
                     beside = self._greedy_walk
-                    fresh = [*_packed_of(done), packed]
+                    fresh = [*_packed_of(share_with), packed]
                     beside.take(
-                        pack_head(head, beside.plan, device, into=beside.packed, done=fresh)
+                        pack_head(head, beside.plan, device, into=beside.packed, share_with=fresh)
                     )
             else:
                 self._emulator = Emulator(plan=self.plan, packed=packed)
@@ -354,7 +362,7 @@ class Walker:
         return None if self._greedy_walk is None else self._greedy_walk.plan
 
     @property
-    def _walks(self) -> list[DeviceWalk]:
+    def _walks(self) -> list[LoadedKernel]:
         """The kernels that a call launches; none but on the device."""
         return [walk for walk in (self._device_walk, self._greedy_walk) if walk is not None]
 
