@@ -25,7 +25,7 @@ def _path():
     found = {point.value for point in entry_points(group="sglang.srt.plugins")}
     if "wts.bench.null_head:install" in found:
         return "null_head"
-    ours = any(value.startswith("wts.sglang") for value in found)
+    ours = any(value.startswith("wts.engines.sglang") for value in found)
     return "wts" if ours and os.environ.get("WTS_SGLANG") != "0" else "sglang"
 
 
@@ -98,7 +98,7 @@ def install(folder: Path, *, plugin: bool = True) -> Path:
         info = folder / "weights_that_stay_stand_in-0.dist-info"
         info.mkdir()
         (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stand-in\nVersion: 0\n")
-        points = "[sglang.srt.plugins]\nwts = wts.sglang.plugin:load\n"
+        points = "[sglang.srt.plugins]\nwts = wts.engines.sglang.plugin:load\n"
         (info / "entry_points.txt").write_text(points)
     return folder
 

@@ -17,6 +17,8 @@ from bounds import decided
 from intervals import Interval, latent_interval, walk_bound
 from sglang_draft import Buffers, Draft, module_of
 from wts.bench.baselines import Sglang, load_sglang
+from wts.engines.common import upkeep
+from wts.engines.sglang import dspark, hooks
 from wts.errors import DeviceError
 from wts.hardware.gpu import GpuSpec
 from wts.heads.base import with_weights
@@ -25,7 +27,6 @@ from wts.heads.markov import MarkovHead
 from wts.numerics.gumbel import philox_words
 from wts.numerics.step_logits import step_logits
 from wts.selection.token_race import sampled_scores
-from wts.sglang import hooks, sampler, upkeep
 from wts.walk.walker import Backend
 
 # A state carries a difference of its roundings on, which the interval of one step knows nothing of.
@@ -65,7 +66,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch, gpu: GpuSpec, backend: Backend) ->
 
     group = SimpleNamespace(world_size=1, rank_in_group=0, cpu_group=None)
     original = binding.megakernel_draft_sampler
-    make = sampler.factory_of
+    make = dspark.factory_of
 
     def factory_of(model: Any, gpu: Any, **more: Any) -> Any:
         return make(model, gpu, **more, backend=backend)
@@ -79,7 +80,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch, gpu: GpuSpec, backend: Backend) ->
         "megakernel_draft_sampler",
         lambda model: hooks.around_factory(original, model),
     )
-    monkeypatch.setattr(sampler, "factory_of", factory_of)
+    monkeypatch.setattr(dspark, "factory_of", factory_of)
     monkeypatch.setattr(hooks, "_local_gpu", lambda: gpu)
     monkeypatch.setattr(upkeep, "attach", lambda kept: None)
 

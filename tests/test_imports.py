@@ -21,7 +21,7 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("selection",),
     ("kernels",),
     ("walk",),
-    ("bench", "sglang", "doctor", "fidelity"),
+    ("bench", "engines", "doctor", "fidelity"),
     ("demo",),
     ("cli",),
     ("__main__",),
@@ -184,7 +184,8 @@ def test_import_of_the_package_is_light(run_python: Callable[[str], int]) -> Non
 
 def test_what_sglang_names_is_light_to_import(run_python: Callable[[str], int]) -> None:
     heavy = "('torch', 'numpy', 'sglang')"
-    code = f"import sys; import wts.sglang.plugin; sys.exit(any(m in sys.modules for m in {heavy}))"
+    code = "import sys; import wts.engines.sglang.plugin; "
+    code += f"sys.exit(any(m in sys.modules for m in {heavy}))"
     assert run_python(code) == 0
 
 

@@ -410,7 +410,7 @@ class TestPaths:
         points = [SimpleNamespace(value=value) for value in values]
         monkeypatch.setattr(serving_paths.metadata, "entry_points", lambda group: points)
         assert serving_paths.plugin_folders(tmp_path, needed=True).ours is not None
-        points.append(SimpleNamespace(value="wts.sglang.plugin:register"))
+        points.append(SimpleNamespace(value="wts.engines.sglang.plugin:register"))
         assert serving_paths.plugin_folders(tmp_path, needed=True).ours is None
 
     @pytest.mark.parametrize("greedy_only", [False, True])

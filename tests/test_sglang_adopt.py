@@ -11,14 +11,14 @@ from torch import nn
 
 from sglang_draft import Gated, Rnn, Vanilla, domino_arguments, parameter, stand_in
 from strategies import recurrent_head
+from wts.engines.common.reasons import Reason
+from wts.engines.sglang.adopt import adopt_domino, adopt_dspark, behaves, plain_embedding
 from wts.heads.base import weights_of
 from wts.heads.cells import AnyHead
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
-from wts.sglang.adopt import adopt_domino, adopt_dspark, behaves, plain_embedding
-from wts.sglang.support import Reason
 
 
 def head_of(kind: type[Any]) -> AnyHead:

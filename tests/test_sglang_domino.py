@@ -11,10 +11,11 @@ from torch.nn import functional
 from sglang_draft import domino_arguments, parameter
 from strategies import anchors, hopper, recurrent_head
 from walks import walker_of
+from wts.engines.common import upkeep
+from wts.engines.common.reasons import Reason
+from wts.engines.sglang import domino, hooks
+from wts.engines.sglang.domino import Rollout, prepare
 from wts.heads.domino import DominoHead
-from wts.sglang import domino, hooks, upkeep
-from wts.sglang.domino import Rollout, prepare
-from wts.sglang.support import Reason
 
 STEPS, MOST, HIDDEN = 4, 3, 40
 

@@ -68,7 +68,7 @@ FILES = {
 SETUP = """
 import logging, sys
 logging.basicConfig(level=logging.INFO, format="%(levelname)s %(message)s", stream=sys.stdout)
-from wts.sglang.plugin import register
+from wts.engines.sglang.plugin import register
 register()
 """
 APPLY = """
@@ -131,7 +131,9 @@ def test_too_old(tmp_path: Path) -> None:
 def test_too_old_is_seen_before_the_log_is_set_up(tmp_path: Path) -> None:
     """SGLang loads plugins first."""
     build_sglang(tmp_path, version="0.5.21")
-    code = "import os, sys; os.dup2(1, 2)\nfrom wts.sglang.plugin import register\nregister()"
+    code = (
+        "import os, sys; os.dup2(1, 2)\nfrom wts.engines.sglang.plugin import register\nregister()"
+    )
     assert "this is SGLang 0.5.21, wanted is 0.5.23" in run(tmp_path, code)
 
 
@@ -206,16 +208,17 @@ DRAFT = """
 import torch
 from sglang_draft import Buffers, Draft, stand_in
 from strategies import hopper
-from wts.heads import MarkovHead
+from wts.heads.markov import MarkovHead
 from sglang.srt.kernel_plugins.nvidia import binding
 head = MarkovHead.random(vocab=517, rank=64, seed=1)
 draft = Draft(stand_in(head), vocab=517, hidden_size=40)
 """
 ON_EMULATOR = """
 from functools import partial
-from wts.sglang import hooks, sampler, upkeep
+from wts.engines.common import upkeep
+from wts.engines.sglang import dspark, hooks
 hooks._local_gpu = lambda: hopper(4)
-sampler.factory_of = partial(sampler.factory_of, backend="emulator")
+dspark.factory_of = partial(dspark.factory_of, backend="emulator")
 upkeep.attach = lambda kept: None
 """
 
@@ -268,4 +271,4 @@ def test_the_entry_point_is_the_one_that_is_declared() -> None:
     project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
     (value,) = project["project"]["entry-points"]["sglang.srt.plugins"].values()
     module, _, name = value.partition(":")
-    assert (module, name) == ("wts.sglang.plugin", "register")
+    assert (module, name) == ("wts.engines.sglang.plugin", "register")

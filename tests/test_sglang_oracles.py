@@ -21,14 +21,14 @@ from sglang_draft import Buffers, domino_arguments
 from sglang_oracle import draft_of, input_ids, one_rank, same_block, sampler_of, sglang_or_skip
 from strategies import anchors, hopper, recurrent_head
 from wts.bench.baselines import Sglang
+from wts.engines.common import upkeep
+from wts.engines.common.upkeep import Upkeep
+from wts.engines.sglang.domino import Rollout, prepare
 from wts.heads.cells import AnyHead
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
-from wts.sglang import upkeep
-from wts.sglang.domino import Rollout, prepare
-from wts.sglang.upkeep import Upkeep
 
 STEPS, MOST, HIDDEN = 6, 4, 40
 KINDS = (MarkovHead, GatedHead, RnnHead)
@@ -165,7 +165,7 @@ from sglang.srt.plugins import load_plugins
 load_plugins()
 import importlib
 samplers = importlib.import_module(name)
-from wts.sglang import hooks
+from wts.engines.sglang import hooks
 taken = [samplers.megakernel_draft_sampler(hooks.PROBE) is hooks.PROBE]
 worker = importlib.import_module("sglang.srt.speculative.dflash_worker_v2")
 taken += [worker.domino_greedy_rollout(draft_hidden=hooks.PROBE) is hooks.PROBE]
@@ -181,7 +181,7 @@ def test_sglangs_own_loader_finds_and_applies_the_hooks(tmp_path: Path, order: s
     info.mkdir()
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: weights-that-stay\nVersion: 0\n")
     (info / "entry_points.txt").write_text(
-        "[sglang.srt.plugins]\nweights_that_stay = wts.sglang.plugin:register\n"
+        "[sglang.srt.plugins]\nweights_that_stay = wts.engines.sglang.plugin:register\n"
     )
     paths = [str(tmp_path), str(source), os.environ.get("PYTHONPATH", "")]
     done = subprocess.run(

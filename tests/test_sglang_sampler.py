@@ -16,6 +16,12 @@ import torch
 from sglang_draft import Buffers, Draft, fill, stand_in, strided_anchor
 from strategies import anchors, hopper, recurrent_head
 from walks import walker_of
+from wts.engines.common import buckets, report, upkeep
+from wts.engines.common.buckets import Walks, build_walks, held_bytes
+from wts.engines.common.reasons import Reason
+from wts.engines.common.upkeep import Upkeep
+from wts.engines.sglang import dspark
+from wts.engines.sglang.dspark import Factory, base_type_of, factory_of
 from wts.errors import HeadError, WalkTimeout
 from wts.heads.cells import AnyHead
 from wts.heads.gated import GatedHead
@@ -23,11 +29,6 @@ from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.numerics.gumbel import Noise
-from wts.sglang import build, report, sampler, upkeep
-from wts.sglang.build import Walks, build_walks, held_bytes
-from wts.sglang.sampler import Factory, base_type_of, factory_of
-from wts.sglang.support import Reason
-from wts.sglang.upkeep import Upkeep
 from wts.walk.walker_set import WalkerSet
 
 STEPS, MOST, HIDDEN = 5, 3, 40
@@ -415,7 +416,7 @@ def test_buckets_that_lose_are_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -
     def lose_above_two(plan: ResidencyPlan) -> Reason | None:
         return Reason(kind="plan", text="slow") if plan.batch > 2 else None
 
-    monkeypatch.setattr(build, "why_step_wise", lose_above_two)
+    monkeypatch.setattr(buckets, "why_step_wise", lose_above_two)
     walks = built(head_of(MarkovHead), most=8)
     assert isinstance(walks, Walks)
     assert [walks.for_batch(batch) is not None for batch in (1, 2, 3, 8, 9)] == [
@@ -437,7 +438,7 @@ def test_a_plan_that_comes_out_slower_is_left_to_sglang(monkeypatch: pytest.Monk
         built_already = asked.count(plan.batch) > 1
         return Reason(kind="plan", text="slow") if built_already and plan.batch == 2 else None
 
-    monkeypatch.setattr(build, "why_step_wise", lose_once_built)
+    monkeypatch.setattr(buckets, "why_step_wise", lose_once_built)
     walks = built(head_of(MarkovHead), most=2)
     assert isinstance(walks, Walks)
     assert walks.for_batch(1) is not None
@@ -446,7 +447,7 @@ def test_a_plan_that_comes_out_slower_is_left_to_sglang(monkeypatch: pytest.Monk
 
 def test_no_bucket_that_wins_is_a_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     slow = Reason(kind="plan", text="slow")
-    monkeypatch.setattr(build, "why_step_wise", lambda plan: slow)
+    monkeypatch.setattr(buckets, "why_step_wise", lambda plan: slow)
     assert built(head_of(MarkovHead)) == slow
 
 
@@ -471,7 +472,7 @@ def test_a_failure_of_building_is_a_reason(
     def fail(*args: Any, **kwargs: Any) -> None:
         raise error
 
-    monkeypatch.setattr(build, "WalkerSet", fail)
+    monkeypatch.setattr(buckets, "WalkerSet", fail)
     found = built(head_of(MarkovHead))
     assert isinstance(found, Reason)
     assert found.kind == kind
@@ -791,7 +792,7 @@ def test_without_sglangs_sampler_padding_stays(monkeypatch: pytest.MonkeyPatch) 
 
 def test_adoption_is_tried_before_it_is_trusted(monkeypatch: pytest.MonkeyPatch) -> None:
     reason = Reason(kind="head", text="impostor")
-    monkeypatch.setattr(sampler, "behaves", lambda module, head: reason)
+    monkeypatch.setattr(dspark, "behaves", lambda module, head: reason)
     draft = draft_of(head_of(MarkovHead))
     found = factory_of(draft, hopper(4), agree=lambda given, *_: given, ranks=1, backend="emulator")
     assert found == reason

@@ -10,21 +10,21 @@ from typing import Any
 import pytest
 
 from strategies import hopper
-from wts.hardware.gpu import GPUS
-from wts.heads.kinds import Shape
-from wts.heads.markov import MarkovHead
-from wts.kernels.planner import plan_residency
-from wts.sglang import report
-from wts.sglang.build import Bucket, build_walks
-from wts.sglang.support import (
+from wts.engines.common import report
+from wts.engines.common.buckets import Bucket, build_walks
+from wts.engines.common.reasons import (
     RESERVE_BYTES,
     Reason,
     agreed,
     why_not_gpu,
     why_not_memory,
-    why_not_version,
     why_step_wise,
 )
+from wts.engines.sglang.version import why_not_version
+from wts.hardware.gpu import GPUS
+from wts.heads.kinds import Shape
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import plan_residency
 
 
 @pytest.mark.parametrize("version", ["0.5.23", "0.5.23.post1", "0.5.23+cu130"])

@@ -17,6 +17,12 @@ from strategies import anchors, recurrent_head
 from walks import capturing, gpu_of
 from wts.bench.baselines import Sglang
 from wts.bench.gate import emulator_of
+from wts.engines.common import report, upkeep
+from wts.engines.common.buckets import Walks, build_walks, held_bytes, packing_bytes
+from wts.engines.common.upkeep import Upkeep
+from wts.engines.sglang import domino, hooks
+from wts.engines.sglang.domino import Rollout, prepare
+from wts.engines.sglang.dspark import Factory, factory_of
 from wts.hardware.gpu import GpuSpec
 from wts.heads.base import with_weights
 from wts.heads.cells import AnyHead
@@ -25,11 +31,6 @@ from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
 from wts.numerics.gumbel import Noise
-from wts.sglang import domino, hooks, report, upkeep
-from wts.sglang.build import Walks, build_walks, held_bytes, packing_bytes
-from wts.sglang.domino import Rollout, prepare
-from wts.sglang.sampler import Factory, factory_of
-from wts.sglang.upkeep import Upkeep
 
 STEPS, MOST, HIDDEN = 6, 5, 40
 KINDS = (MarkovHead, GatedHead, RnnHead)

@@ -26,17 +26,19 @@ def register() -> None:
     Source:
         SGLang 0.5.23, sglang/srt/plugins/__init__.py, `load_plugins`.
     """
-    from wts.sglang import report, support
+    from wts.engines.common import report
+    from wts.engines.common.reasons import Reason
+    from wts.engines.sglang import version
 
     if os.environ.get(VERBOSE) == "1":
         logger.setLevel(logging.DEBUG)
     if os.environ.get(SWITCH) == "0":
-        report.stays_off("plugin", support.Reason(kind="switch", text=f"{SWITCH}=0"))
+        report.stays_off("plugin", Reason(kind="switch", text=f"{SWITCH}=0"))
         return
-    reason = support.why_not_version(support.sglang_version())
+    reason = version.why_not_version(version.sglang_version())
     if reason is not None:
         report.stays_off("plugin", reason)
         return
-    from wts.sglang import hooks
+    from wts.engines.sglang import hooks
 
     hooks.install()

@@ -5,10 +5,8 @@ No reason is an error: SGLang goes on with its own steps, and the log says why.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
@@ -16,21 +14,15 @@ if TYPE_CHECKING:
     from wts.kernels.resident.plan import ResidencyPlan
 
 __all__ = [
-    "MADE_FOR",
     "RESERVE_BYTES",
     "Agree",
     "Kind",
     "Reason",
     "agreed",
-    "sglang_version",
     "why_not_gpu",
     "why_not_memory",
-    "why_not_version",
     "why_step_wise",
 ]
-
-MADE_FOR = "0.5.23"
-"""The SGLang whose functions are known to be the ones that are hooked."""
 
 RESERVE_BYTES = 512 << 20
 """What has to stay free after building: SGLang captures its draft graphs next."""
@@ -71,23 +63,6 @@ class Reason:
 
 Agree: TypeAlias = "Callable[..., Reason | None]"
 """(reason, batches that walk, where known) -> the decision of all ranks; see `agreed`."""
-
-
-def sglang_version() -> str | None:
-    """The installed version of SGLang; None where it is not installed."""
-    try:
-        return metadata.version("sglang")
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def why_not_version(version: str | None) -> Reason | None:
-    """Ask whether this SGLang is the one that the hooks were made for; post-releases are."""
-    if version is None:
-        return Reason(kind="version", text="SGLang is not installed")
-    if re.fullmatch(re.escape(MADE_FOR) + r"(\.post\d+)?(\+.*)?", version):
-        return None
-    return Reason(kind="version", text=f"this is SGLang {version}, wanted is {MADE_FOR}")
 
 
 def why_not_gpu(gpu: GpuSpec) -> Reason | None:

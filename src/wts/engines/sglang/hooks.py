@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import Any
 
-from wts.sglang.support import Reason, agreed
+from wts.engines.common.reasons import Reason, agreed
 
 __all__ = ["FACTORY", "PROBE", "ROLLOUT", "around_factory", "around_rollout", "install", "taken"]
 
@@ -100,7 +100,7 @@ def around_factory(original: Callable[[Any], Any], draft_model: Any) -> Any:
     if draft_model is PROBE:
         return PROBE
     theirs = original(draft_model)
-    from wts.sglang import report
+    from wts.engines.common import report
 
     if theirs is not None:
         report.stays_off(
@@ -122,7 +122,7 @@ def _factory(draft_model: Any) -> Any:
     import torch
     from sglang.srt.layers.dp_attention import get_dp_tp_group
 
-    from wts.sglang.sampler import factory_of
+    from wts.engines.sglang.dspark import factory_of
 
     # The group in which SGLang compares the batches that ranks serve.
     group = get_dp_tp_group()
@@ -179,7 +179,7 @@ def _rollout(arguments: dict[str, Any]) -> Any:
             return None
         if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
             return None
-        from wts.sglang.domino import prepare
+        from wts.engines.sglang.domino import prepare
 
         try:
             found: Any = prepare(
@@ -188,7 +188,7 @@ def _rollout(arguments: dict[str, Any]) -> Any:
                 most_requests=max(_largest_batch(), arguments["draft_hidden"].shape[0]),
             )
         except Exception as error:  # whatever it is, SGLang can serve without walks
-            from wts.sglang import report
+            from wts.engines.common import report
 
             logger.warning("wts: adopting the Domino head failed", exc_info=True)
             found = Reason(kind="build", text=f"{type(error).__name__}: {error}")

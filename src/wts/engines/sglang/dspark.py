@@ -15,15 +15,15 @@ from typing import Any, TypeAlias
 import torch
 
 from wts.dtypes import NumberType
+from wts.engines.common import report, upkeep
+from wts.engines.common.buckets import Walks, build_walks
+from wts.engines.common.reasons import Agree, Reason
+from wts.engines.sglang.adopt import adopt_dspark, behaves
 from wts.errors import describe
 from wts.hardware.gpu import GpuSpec
 from wts.heads.cells import AnyHead
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import NUMBER_TYPE_OF
-from wts.sglang import report, upkeep
-from wts.sglang.adopt import adopt_dspark, behaves
-from wts.sglang.build import Walks, build_walks
-from wts.sglang.support import Agree, Reason
 from wts.walk.walker import Backend, Walker
 
 __all__ = ["Factory", "Step", "Steps", "base_type_of", "factory_of"]

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 import torch
 
 from wts.dtypes import NumberType
+from wts.engines.common.reasons import Reason, why_not_gpu, why_not_memory, why_step_wise
 from wts.errors import DeviceError, WalkError
 from wts.hardware.gpu import GpuSpec
 from wts.heads.base import weights_of
@@ -19,7 +20,6 @@ from wts.kernels.planner import MAX_BATCH, MAX_STEPS, plan_residency
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import DTYPE_OF
-from wts.sglang.support import Reason, why_not_gpu, why_not_memory, why_step_wise
 from wts.walk.walker import Backend, Walker
 from wts.walk.walker_set import WalkerSet
 

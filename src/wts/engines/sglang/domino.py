@@ -12,12 +12,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from wts.engines.common import report, upkeep
+from wts.engines.common.buckets import Walks, build_walks
+from wts.engines.common.reasons import Reason
+from wts.engines.sglang.adopt import adopt_domino, plain_embedding
 from wts.hardware.gpu import GpuSpec
 from wts.heads.domino import DominoHead
-from wts.sglang import report, upkeep
-from wts.sglang.adopt import adopt_domino, plain_embedding
-from wts.sglang.build import Walks, build_walks
-from wts.sglang.support import Reason
 from wts.walk.walker import Backend
 
 __all__ = ["Rollout", "prepare"]

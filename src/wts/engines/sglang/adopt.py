@@ -10,6 +10,7 @@ from typing import Any, TypeAlias
 
 import torch
 
+from wts.engines.common.reasons import Reason
 from wts.errors import WalkError, describe
 from wts.heads.base import HeadState, product
 from wts.heads.cells import AnyHead
@@ -18,7 +19,6 @@ from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
 from wts.numerics.torch_dtypes import DTYPES
-from wts.sglang.support import Reason
 
 __all__ = ["Weight", "adopt_domino", "adopt_dspark", "behaves", "plain_embedding"]
 

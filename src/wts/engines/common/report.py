@@ -6,8 +6,8 @@ import logging
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from wts.sglang.build import Bucket, Walks
-    from wts.sglang.support import Reason
+    from wts.engines.common.buckets import Bucket, Walks
+    from wts.engines.common.reasons import Reason
 
 __all__ = ["describe_buckets", "stays_off", "walks_line", "will_walk"]
 

@@ -15,9 +15,9 @@ from typing import Any
 
 import torch
 
+from wts.engines.common.reasons import Agree, Reason
 from wts.errors import HeadError, WalkError, WalkTimeout
 from wts.heads.cells import AnyHead
-from wts.sglang.support import Agree, Reason
 from wts.walk.walker_set import WalkerSet
 
 __all__ = [

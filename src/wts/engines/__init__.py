@@ -1,0 +1,1 @@
+"""Engines that draft with walks: what they share, and a plugin for each."""

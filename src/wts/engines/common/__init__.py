@@ -1,0 +1,1 @@
+"""What plugins share and no engine names: reasons, trials, walks for batches, upkeep, one line."""
