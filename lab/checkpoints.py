@@ -13,7 +13,7 @@ from torch import nn
 from lab.config import DrafterShape, TargetShape
 from lab.drafter import Drafter
 from lab.target import Target
-from wts.bench.geometry import HEAD_TYPES, head_fields
+from wts.bench.serving.models import HEAD_TYPES, head_fields
 from wts.heads.cells import AnyHead
 from wts.heads.load import read_head
 

@@ -21,10 +21,10 @@ from typing import Any
 
 from lab.acceptance import PER_DOMAIN, Prompt, by_domain, draw_prompts
 from lab.data import read_tokens
-from wts.bench import serving_greedy, serving_setting
-from wts.bench.geometry import Drafter
-from wts.bench.serving_paths import Plugins, environment_of, plugin_folders, prove
-from wts.bench.serving_turn import Start, run_turn
+from wts.bench.serving import greedy_only, setting
+from wts.bench.serving.models import Drafter
+from wts.bench.serving.paths import Plugins, environment_of, plugin_folders, prove
+from wts.bench.serving.starts import Start, run_turn
 from wts.errors import DeviceError
 from wts.heads.config import read_config
 
@@ -38,7 +38,7 @@ def engine_arguments(
     target: Path, draft: Path, *, requests: int, longest: int, seed: int
 ) -> dict[str, object]:
     """Arguments of `sglang.Engine` for a drafter, whose head its folder names."""
-    return serving_setting.engine_arguments(
+    return setting.engine_arguments(
         target,
         draft,
         domino=_drafter(draft) == "domino",
@@ -91,7 +91,7 @@ def _start(path: str, job: dict[str, Any], out: Path, plugins: Plugins, drafter:
             path,
             os.environ,
             plugins=plugins,
-            greedy_only=serving_greedy.is_needed(drafter),
+            greedy_only=greedy_only.is_needed(drafter),
             accept_length=0,
             scratch=out,
         ),
@@ -159,7 +159,7 @@ def compare_served(
         For each temperature what `lab.acceptance.compare` gives, without equal states.
     """
     drafter = _drafter(draft)
-    serving_greedy.check_temperatures(drafter, temperatures)
+    greedy_only.check_temperatures(drafter, temperatures)
     out.mkdir(parents=True, exist_ok=True)
     longest = max(len(prompt.tokens) for prompt in prompts) + new_tokens
     job = {

@@ -23,7 +23,7 @@ _rounds_ms = {"sglang": 6.5, "wts": 6.1, "null_head": 6.0}
 
 def _path():
     found = {point.value for point in entry_points(group="sglang.srt.plugins")}
-    if "wts.bench.null_head:install" in found:
+    if "wts.bench.serving.null_head:install" in found:
         return "null_head"
     ours = any(value.startswith("wts.engines.sglang") for value in found)
     return "wts" if ours and os.environ.get("WTS_SGLANG") != "0" else "sglang"
@@ -31,7 +31,7 @@ def _path():
 
 def _is_greedy():
     found = {point.value for point in entry_points(group="sglang.srt.plugins")}
-    return "wts.bench.serving_greedy:install" in found
+    return "wts.bench.serving.greedy_only:install" in found
 
 
 class Engine:

@@ -16,7 +16,7 @@ import torch
 from bounds import decided
 from intervals import Interval, latent_interval, walk_bound
 from sglang_draft import Buffers, Draft, module_of
-from wts.bench.baselines import Sglang, load_sglang
+from wts.bench.baselines.sglang_steps import Sglang, load_sglang
 from wts.engines.common import upkeep
 from wts.engines.sglang import dspark, hooks
 from wts.errors import DeviceError

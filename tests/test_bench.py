@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
 from dataclasses import replace
 from functools import partial
-from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -17,23 +15,19 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wts.bench import (
-    baselines,
-    clock,
-    every,
-    gate,
-    head,
-    head_run,
-    head_table,
-    parts,
-    placement,
-    record,
-)
-from wts.bench.baselines import WalkInputs, step_torch
-from wts.bench.cases import GOALS, HeadCase, Point, grid_cases, product_cases
+from wts.bench import clock, gate, record
+from wts.bench.baselines import sglang_steps, torch_steps
+from wts.bench.baselines.inputs import WalkInputs
+from wts.bench.baselines.torch_steps import latent_in_torch, step_torch
+from wts.bench.head import breakdown, every, ours, placement, run, theirs
+from wts.bench.head.cases import GOALS, HeadCase, Point, grid_cases, product_cases
+from wts.bench.head.session import HeadBench
+from wts.bench.head.table import Measured, table
 from wts.bench.report.summary import render, render_short
+from wts.cli import bench_all, bench_head
 from wts.errors import DeviceError, InputError, PlanError
 from wts.heads.domino import DominoHead
+from wts.kernels.packed import pack_head
 from wts.kernels.planner import plan_residency
 from wts.walk.reference import reference_walk
 from wts.walk.walker import Walker
@@ -339,33 +333,33 @@ def test_source_version_of_a_copy_without_repository() -> None:
 
 def parse(*arguments: str) -> argparse.Namespace:
     parser = argparse.ArgumentParser()
-    head.configure(parser)
+    bench_head.configure(parser)
     return parser.parse_args(arguments)
 
 
 def test_default_cases() -> None:
-    cases = head.cases_of(parse())
+    cases = bench_head.cases_of(parse())
     assert [(case.vocab, case.batch, case.steps, case.temperature) for case in cases] == [
         (151_936, 4, (1, 7, 16), 0.0),
         (151_936, 1, (1, 7, 16), 0.0),
     ]
-    assert head.caches_of(parse()) == ("cold", "warm")
-    assert head.rounds_of(parse()) == 60
+    assert bench_head.caches_of(parse()) == ("cold", "warm")
+    assert bench_head.rounds_of(parse()) == 60
 
 
 def test_options_are_lists() -> None:
     args = parse("--vocab", "1000,2000", "--batch=8,2,8", "--steps", "7,1", "--temperature", "0,.5")
-    cases = head.cases_of(args)
+    cases = bench_head.cases_of(args)
     assert len(cases) == 2 * 2 * 2
     assert all(case.steps == (1, 7) for case in cases)
     assert [case.batch for case in cases[:2]] == [8, 2]
-    assert head.caches_of(parse("--cache", "warm,cold_read")) == ("warm", "cold_read")
+    assert bench_head.caches_of(parse("--cache", "warm,cold_read")) == ("warm", "cold_read")
 
 
 def test_quick_takes_fewer_samples_unless_told() -> None:
-    assert head.rounds_of(parse("--quick")) == 20
-    assert head.rounds_of(parse("--quick", "--rounds", "5")) == 5
-    assert head.caches_of(parse("--quick")) == ("cold",)
+    assert bench_head.rounds_of(parse("--quick")) == 20
+    assert bench_head.rounds_of(parse("--quick", "--rounds", "5")) == 5
+    assert bench_head.caches_of(parse("--quick")) == ("cold",)
 
 
 @pytest.mark.parametrize(
@@ -402,11 +396,11 @@ def test_the_grid_covers_every_goal() -> None:
 
 
 def test_the_grid_can_be_filtered() -> None:
-    cases = head.cases_of(parse("--grid", "--vocab", "248320", "--temperature", "1"))
+    cases = bench_head.cases_of(parse("--grid", "--vocab", "248320", "--temperature", "1"))
     assert [(case.batch, case.steps) for case in cases] == [(64, (1, 7)), (8, (1, 7)), (1, (1, 7))]
-    assert head.cases_of(parse("--grid", "--batch", "3")) == ()
-    assert {case.head for case in head.cases_of(parse("--grid"))} == {"markov"}
-    cases = head.cases_of(parse("--grid", "--head", "rnn,domino"))
+    assert bench_head.cases_of(parse("--grid", "--batch", "3")) == ()
+    assert {case.head for case in bench_head.cases_of(parse("--grid"))} == {"markov"}
+    cases = bench_head.cases_of(parse("--grid", "--head", "rnn,domino"))
     assert [(case.head, case.batch, case.steps) for case in cases] == [
         ("rnn", 1, (1, 7, 15)),
         ("domino", 1, (1, 7, 15)),
@@ -414,10 +408,10 @@ def test_the_grid_can_be_filtered() -> None:
 
 
 def test_heads_and_their_sizes_are_options() -> None:
-    (markov,) = head.cases_of(parse("--batch", "1"))
+    (markov,) = bench_head.cases_of(parse("--batch", "1"))
     assert (markov.head, markov.hidden_size, markov.state_size) == ("markov", 2560, 1024)
     args = parse("--head", "domino,gated", "--hidden-size", "4096", "--state-size", "512")
-    cases = head.cases_of(args)
+    cases = bench_head.cases_of(args)
     assert [(case.head, case.batch) for case in cases] == [
         ("gated", 4),
         ("gated", 1),
@@ -435,7 +429,7 @@ def test_without_a_gpu_the_benchmark_says_so(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert head.main(["--quick"]) == 2
+    assert bench_head.main(["--quick"]) == 2
     assert "wanted an NVIDIA GPU" in capsys.readouterr().err
 
 
@@ -444,7 +438,9 @@ def test_without_a_gpu_the_benchmark_says_so(
 
 def inputs_of(table: Any, projection: Any, base: Any, anchor: Any, **more: Any) -> WalkInputs:
     head_: Any = SimpleNamespace(
-        table=torch.tensor(table).bfloat16(), projection=torch.tensor(projection).bfloat16()
+        kind="markov",
+        table=torch.tensor(table).bfloat16(),
+        projection=torch.tensor(projection).bfloat16(),
     )
     return WalkInputs(
         head=head_,
@@ -491,7 +487,9 @@ def test_step_torch_draws_from_the_softmax() -> None:
     rows = 20_000
     logits = torch.tensor([1.0, 0.0, -1.0])
     zeros: Any = SimpleNamespace(
-        table=torch.zeros(3, 2).bfloat16(), projection=torch.zeros(3, 2).bfloat16()
+        kind="markov",
+        table=torch.zeros(3, 2).bfloat16(),
+        projection=torch.zeros(3, 2).bfloat16(),
     )
     walk = step_torch(
         WalkInputs(
@@ -525,19 +523,19 @@ def test_walk_inputs_that_do_not_fit_are_refused() -> None:
 def test_another_sglang_is_refused_by_name(
     version: str | None, found: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(baselines, "installed_version", lambda _: version)
+    monkeypatch.setattr(sglang_steps, "installed_version", lambda _: version)
     with pytest.raises(DeviceError, match=found):
-        baselines.load_sglang()
+        sglang_steps.load_sglang()
 
 
 def test_an_sglang_that_does_not_import_gives_its_reason(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(name: str) -> object:
         raise ImportError(f"no {name} here")
 
-    monkeypatch.setattr(baselines, "installed_version", lambda _: baselines.SGLANG_VERSION)
+    monkeypatch.setattr(sglang_steps, "installed_version", lambda _: sglang_steps.SGLANG_VERSION)
     monkeypatch.setattr("importlib.import_module", broken)
     with pytest.raises(DeviceError, match=r"ImportError: no sglang\.srt"):
-        baselines.load_sglang()
+        sglang_steps.load_sglang()
 
 
 def module_of(given_: Any = None, linear: str = "unused") -> Any:
@@ -554,8 +552,8 @@ def test_sglang_paths_run_its_own_block() -> None:
         calls.append(given_)
         return torch.full(given_["base_logits"].shape[:2], 5), None
 
-    library = baselines.Sglang(
-        version=baselines.SGLANG_VERSION,
+    library = sglang_steps.Sglang(
+        version=sglang_steps.SGLANG_VERSION,
         draft_markov_block=draft_markov_block,
         draft_noise=SimpleNamespace,
         vanilla_markov=lambda **_: module_of(),
@@ -572,8 +570,8 @@ def test_sglang_paths_run_its_own_block() -> None:
         noise_offset=torch.zeros(1, dtype=torch.int64),
         logits_out=torch.zeros(1, 2, 3).bfloat16(),
     )
-    assert baselines.sglang(inputs, library=library)().tolist() == [[5, 5]]
-    assert baselines.sglang_greedy(inputs, library=library)().tolist() == [[5, 5]]
+    assert sglang_steps.sglang(inputs, library=library)().tolist() == [[5, 5]]
+    assert sglang_steps.sglang_greedy(inputs, library=library)().tolist() == [[5, 5]]
     default, fused = calls
     assert default["greedy_draft"] is False
     assert default["logits_out"] is inputs.logits_out
@@ -646,7 +644,7 @@ def test_step_torch_is_the_formula_of_each_head(kind: Any) -> None:
 def test_latents_and_states_of_step_torch_are_near_those_of_the_formula(kind: Any) -> None:
     inputs = recurrent_inputs(kind, 6)
     assert inputs.hidden is not None
-    latent_of, state = baselines._latent_in_torch(inputs)
+    latent_of, state = latent_in_torch(inputs)
     wanted_state = inputs.head.initial_state(inputs.batch)
     for step in range(6):
         token, hidden = inputs.anchor + step, inputs.hidden[:, step]
@@ -687,7 +685,7 @@ def test_hidden_states_are_for_the_heads_that_read_them() -> None:
         replace(inputs, head=gate.probe_of(inputs.head))
 
 
-def stand_in_library(calls: list[dict[str, Any]]) -> baselines.Sglang:
+def stand_in_library(calls: list[dict[str, Any]]) -> sglang_steps.Sglang:
     """SGLang's pieces, which note what they are given and draft fives."""
 
     def draft_markov_block(**given_: Any) -> tuple[torch.Tensor, None]:
@@ -699,8 +697,8 @@ def stand_in_library(calls: list[dict[str, Any]]) -> baselines.Sglang:
         batch, positions, _ = given_["draft_hidden"].shape
         return torch.full((batch, positions - 1), 5)
 
-    return baselines.Sglang(
-        version=baselines.SGLANG_VERSION,
+    return sglang_steps.Sglang(
+        version=sglang_steps.SGLANG_VERSION,
         draft_markov_block=draft_markov_block,
         draft_noise=SimpleNamespace,
         vanilla_markov=lambda **given_: module_of(given_),
@@ -718,7 +716,7 @@ def test_sglang_is_given_its_own_module_of_a_head(
 ) -> None:
     calls: list[dict[str, Any]] = []
     inputs = recurrent_inputs(kind, 3, temperature=temperature)
-    tokens = baselines.sglang(inputs, library=stand_in_library(calls))()
+    tokens = sglang_steps.sglang(inputs, library=stand_in_library(calls))()
     assert tokens.shape == (4, 3)
     (call,) = calls
     module = call["markov_head"]
@@ -731,7 +729,7 @@ def test_sglang_is_given_its_own_module_of_a_head(
     assert call["draft_hidden"] is inputs.hidden
     assert call["step_temperatures"].tolist() == [temperature] * 4
     with pytest.raises(InputError, match="one greedy row of a Markov head"):
-        baselines.sglang_greedy(recurrent_inputs(kind, 2, batch=1), library=stand_in_library([]))
+        sglang_steps.sglang_greedy(recurrent_inputs(kind, 2, batch=1), library=stand_in_library([]))
 
 
 @pytest.mark.parametrize("shift_label", [False, True])
@@ -740,7 +738,7 @@ def test_sglang_is_given_a_domino_block(shift_label: bool) -> None:
     inputs = recurrent_inputs("domino", 3)
     assert isinstance(inputs.head, DominoHead)
     inputs = replace(inputs, head=replace(inputs.head, shift_label=shift_label))
-    tokens = baselines.sglang_domino(inputs, library=stand_in_library(calls))()
+    tokens = sglang_steps.sglang_domino(inputs, library=stand_in_library(calls))()
     assert tokens.shape == (4, 3)
     (call,) = calls
     assert isinstance(inputs.head, DominoHead)
@@ -766,7 +764,7 @@ def test_sglang_rolls_out_greedy_domino_heads_only() -> None:
         replace(inputs, lm_head=None),
     ):
         with pytest.raises(InputError, match="a greedy walk of a Domino head"):
-            baselines.sglang_domino(other, library=library)
+            sglang_steps.sglang_domino(other, library=library)
 
 
 # ---- the gate ----------------------------------------------------------------------------------
@@ -836,7 +834,7 @@ class FaultyWalker(TinyWalker):
 
 def tiny_head() -> Any:
     table, projection = gate.draw_weights(vocab=VOCAB, rank=64, device="cpu", seed=0)
-    return SimpleNamespace(table=table, projection=projection)
+    return SimpleNamespace(kind="markov", table=table, projection=projection)
 
 
 def checked(walk: gate.Walk, *, batch: int, temperature: float, whole: bool = False) -> int:
@@ -887,7 +885,7 @@ def test_walks_with_bf16_weights_are_followed(temperature: float, fault: str) ->
                 vocab=VOCAB, batch=4, steps=16, temperature=temperature, device="cpu", seed=1
             ),
             whole=False,
-            make_noise=head_run.make_noise,
+            make_noise=ours.make_noise,
         )
 
     if fault == "token" or (fault == "logits" and temperature > 0):
@@ -961,7 +959,7 @@ def no_stopwatch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     monkeypatch.setattr(clock, "CacheControl", SimpleNamespace)
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(record, "capture_environment", lambda described: environment())
-    monkeypatch.setattr(head, "_DEVICE", "cpu")
+    monkeypatch.setattr(run, "DEVICE", "cpu")
     return monkeypatch
 
 
@@ -969,13 +967,8 @@ def no_stopwatch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 def no_gpu(no_stopwatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Replace the walker and its plan too. The rest of the benchmark is real."""
     plan = SimpleNamespace(resident_share=1.0, hash="feed")
-    modules = {
-        "wts.walk.walker": SimpleNamespace(Walker=TinyWalker),
-        "wts.kernels.planner": SimpleNamespace(plan_residency=lambda *_args, **_kwargs: plan),
-        "wts.numerics.gumbel": SimpleNamespace(Noise=SimpleNamespace),
-    }
-    for name, module in modules.items():
-        no_stopwatch.setitem(sys.modules, name, module)
+    no_stopwatch.setattr(ours, "Walker", TinyWalker)
+    no_stopwatch.setattr(ours, "plan_residency", lambda *_args, **_kwargs: plan)
     return no_stopwatch
 
 
@@ -985,7 +978,7 @@ SMALL = ("--vocab", "96", "--rank", "64", "--batch", "2,1", "--steps", "1,3", "-
 def test_a_run_writes_a_record_per_point(
     no_gpu: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert head.main([*SMALL, "--paths", "wts,step_torch", "--out", str(tmp_path)]) == 0
+    assert bench_head.main([*SMALL, "--paths", "wts,step_torch", "--out", str(tmp_path)]) == 0
     records = record.read(tmp_path / "h200" / "head.jsonl")
     assert {(line["B"], line["K"], line["path"]) for line in records} == {
         (batch, steps, path)
@@ -1009,25 +1002,23 @@ def test_a_run_writes_a_record_per_point(
 @pytest.fixture
 def emulated(no_stopwatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """The real planner and Walker, with the emulator in the place of the device."""
-    planner, walk = import_module("wts.kernels.planner"), import_module("wts.walk.walker")
-    real_plan, real_walker = planner.plan_residency, walk.Walker
 
     def plan_for_h200(made_of: Any, device: str, **given_: Any) -> Any:
         assert device == "LOCAL"
-        return real_plan(made_of, "h200", **given_)
+        return plan_residency(made_of, "h200", **given_)
 
     def emulator(made_of: Any, plan_: Any, *, backend: str) -> Any:
-        return real_walker(made_of, plan_, backend="emulator")
+        return Walker(made_of, plan_, backend="emulator")
 
-    no_stopwatch.setattr(planner, "plan_residency", plan_for_h200)
-    no_stopwatch.setattr(walk, "Walker", emulator)
+    no_stopwatch.setattr(ours, "plan_residency", plan_for_h200)
+    no_stopwatch.setattr(ours, "Walker", emulator)
     return no_stopwatch
 
 
 def test_the_walker_itself_goes_through_a_run(
     emulated: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert head.main([*SMALL, "--paths", "wts,step_torch"]) == 0
+    assert bench_head.main([*SMALL, "--paths", "wts,step_torch"]) == 0
     assert "100%" in capsys.readouterr().out
 
 
@@ -1042,7 +1033,7 @@ def test_a_run_of_a_head_that_reads_hidden_states(
     """Records say the head and its sizes; its probe is timed beside it."""
     arguments = [*RECURRENT_SMALL, "--head", kind, "--temperature", str(temperature)]
     paths = ("wts", "probe", "step_torch")
-    assert head.main([*arguments, "--paths", ",".join(paths), "--out", str(tmp_path)]) == 0
+    assert bench_head.main([*arguments, "--paths", ",".join(paths), "--out", str(tmp_path)]) == 0
     records = record.read(tmp_path / "h200" / "head.jsonl")
     assert {(line["B"], line["K"], line["path"]) for line in records} == {
         (batch, steps, path) for batch in (1, 2) for steps in (1, 3) for path in paths
@@ -1067,7 +1058,7 @@ def test_a_run_of_bf16_weights(
     emulated: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     arguments = [*RECURRENT_SMALL, "--head", "markov,gated", "--weights", "bf16"]
-    assert head.main([*arguments, "--paths", "wts,step_torch", "--out", str(tmp_path)]) == 0
+    assert bench_head.main([*arguments, "--paths", "wts,step_torch", "--out", str(tmp_path)]) == 0
     records = record.read(tmp_path / "h200" / "head.jsonl")
     assert {line["weights"] for line in records} == {"bf16"}
     assert {bool(line["plan"]) for line in records if line["path"] == "wts"} == {True}
@@ -1076,7 +1067,7 @@ def test_a_run_of_bf16_weights(
 
 def test_a_head_may_be_one_of_several(emulated: pytest.MonkeyPatch, tmp_path: Path) -> None:
     arguments = [*RECURRENT_SMALL, "--head", "markov,gated", "--paths", "wts,probe"]
-    assert head.main([*arguments, "--out", str(tmp_path)]) == 0
+    assert bench_head.main([*arguments, "--out", str(tmp_path)]) == 0
     records = record.read(tmp_path / "h200" / "head.jsonl")
     assert {(line["head"], line["path"]) for line in records} == {
         ("markov", "wts"),
@@ -1091,7 +1082,7 @@ def test_a_streaming_walk_is_timed_where_it_is_named(
 ) -> None:
     wide = ("--rank", "256", "--out", str(tmp_path))
     given_ = [*SMALL, *wide, "--head", "markov,gated", "--hidden-size", "40"]
-    assert head.main([*given_, "--paths", "wts,wts_streaming"]) == 0
+    assert bench_head.main([*given_, "--paths", "wts,wts_streaming"]) == 0
     records = record.read(tmp_path / "h200" / "head.jsonl")
     streaming = [line for line in records if line["path"] == "wts_streaming"]
     assert {(line["head"], line["weights"], line["resident_share"]) for line in streaming} == {
@@ -1099,14 +1090,14 @@ def test_a_streaming_walk_is_timed_where_it_is_named(
     }
     assert {(line["B"], line["K"]) for line in streaming} == {(1, 1), (1, 3), (2, 1), (2, 3)}
     assert "tokens of wts_streaming equal the emulator's" in capsys.readouterr().err
-    assert "wts_streaming" not in head._choose_paths(None, print)[0]
+    assert "wts_streaming" not in theirs.choose_paths(None, print)[0]
 
 
 def test_an_exact_walk_says_what_it_decided_by_exact_logits(
     emulated: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     given_ = [*SMALL, "--out", str(tmp_path), "--temperature", "0,1"]
-    assert head.main([*given_, "--paths", "wts,wts_exact"]) == 0
+    assert bench_head.main([*given_, "--paths", "wts,wts_exact"]) == 0
     records = record.read(tmp_path / "h200" / "head.jsonl")
     exact = [line for line in records if line["path"] == "wts_exact"]
     assert {line["T"] for line in exact} == {0.0}
@@ -1116,7 +1107,7 @@ def test_an_exact_walk_says_what_it_decided_by_exact_logits(
     said = capsys.readouterr()
     assert "tokens of wts_exact equal the emulator's" in said.err
     assert "of the exact walk's steps" in said.out
-    assert "wts_exact" not in head._choose_paths(None, print)[0]
+    assert "wts_exact" not in theirs.choose_paths(None, print)[0]
 
 
 def test_a_case_that_no_path_exists_for_has_no_rows(
@@ -1127,7 +1118,7 @@ def test_a_case_that_no_path_exists_for_has_no_rows(
         raise AssertionError("there is nothing to time")
 
     emulated.setattr(clock, "capture", capture)
-    assert head.main([*SMALL, "--paths", "probe"]) == 0
+    assert bench_head.main([*SMALL, "--paths", "probe"]) == 0
     assert "done, 0 points" in capsys.readouterr().err
 
 
@@ -1147,10 +1138,10 @@ def test_the_lm_head_product_is_subtracted_from_sglang_alone(
         return step_torch(inputs)
 
     emulated.setattr(clock, "time_replays", time_replays)
-    emulated.setattr(baselines, "load_sglang", lambda: stand_in_library([]))
-    emulated.setattr(baselines, "sglang_domino", sglang_domino)
+    emulated.setattr(sglang_steps, "load_sglang", lambda: stand_in_library([]))
+    emulated.setattr(sglang_steps, "sglang_domino", sglang_domino)
     arguments = [*RECURRENT_SMALL, "--head", "domino", "--batch", "1", "--steps", "3"]
-    assert head.main([*arguments, "--out", str(tmp_path)]) == 0
+    assert bench_head.main([*arguments, "--out", str(tmp_path)]) == 0
     records = record.read(tmp_path / "h200" / "head.jsonl")
     found = {line["path"]: (line["p50_us"], line["excluded_us"]) for line in records}
     assert found == {
@@ -1169,15 +1160,15 @@ def test_a_wrong_token_of_a_head_that_reads_hidden_states_is_caught(
     """What the emulator is given is the device's own hidden part, and a wrong one is found out."""
     real = gate.device_part
     emulated.setattr(gate, "device_part", lambda walker, hidden: real(walker, hidden) + 3)
-    assert head.main([*RECURRENT_SMALL, "--head", kind, "--paths", "wts"]) == 1
+    assert bench_head.main([*RECURRENT_SMALL, "--head", kind, "--paths", "wts"]) == 1
     assert "WalkFault: tokens" in capsys.readouterr().out
 
 
 def test_a_part_and_an_emulator_of_a_device_walker() -> None:
     """They are of what the device holds: with a stand-in for its memory."""
     made = gate.draw_head(small_case("rnn"), device="cpu", seed=1)
-    plan = import_module("wts.kernels.planner").plan_residency(made, "h200", batch=4, steps=8)
-    packed = import_module("wts.kernels.packed").pack_head(made, plan, torch.device("cpu"))
+    plan = plan_residency(made, "h200", batch=4, steps=8)
+    packed = pack_head(made, plan, torch.device("cpu"))
     part = torch.randn(4 * 8, plan.part)
     walker: Any = SimpleNamespace(
         plan=plan, _device_walk=SimpleNamespace(packed=packed, part=part), _emulator=None
@@ -1200,7 +1191,7 @@ def test_a_part_and_an_emulator_of_a_device_walker() -> None:
 
 def test_parts_of_a_step_are_between_the_events_of_a_round() -> None:
     """Two groups take turns, two steps: the last step's rounds are left out."""
-    names, traced = parts._layout()
+    names, traced = breakdown._layout()
     assert names[:2] == ["LATENT_SEEN", "SWEPT"]
     stamps = torch.zeros(3, traced, len(names), dtype=torch.int64)
     for block in range(3):
@@ -1208,13 +1199,13 @@ def test_parts_of_a_step_are_between_the_events_of_a_round() -> None:
             begin = 1000 * (block + 1) + 70 * (round_ // 2) + 5 * (round_ % 2)
             stamps[block, round_] = begin + torch.tensor([0, 10, 13, 15, 20, 50, 65])
     stamps[:, 2:, 1:] -= torch.arange(1, len(names)) * 100
-    found = parts.parts_of(stamps, steps=2, groups=2)
+    found = breakdown.parts_of(stamps, steps=2, groups=2)
     assert list(found.values()) == [10, 3, 2, 5, 30, 15, 5, 70]
-    assert list(found) == list(parts.PARTS)
+    assert list(found) == list(breakdown.PARTS)
     stamps[:, :, names.index("LATENT_SENT")] = 0  # a kernel of many groups does not mark it
-    found = parts.parts_of(stamps, steps=2, groups=2)
-    assert set(parts.PARTS) - set(found) == {"latent and state", "seen"}
-    text = parts.parts_text([("gated V=9, wts", found)])
+    found = breakdown.parts_of(stamps, steps=2, groups=2)
+    assert set(breakdown.PARTS) - set(found) == {"latent and state", "seen"}
+    text = breakdown.parts_text([("gated V=9, wts", found)])
     assert "gated V=9, wts: sweep 10, " in text
 
 
@@ -1222,10 +1213,8 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     inputs = recurrent_inputs("rnn", 3)
-    plan = import_module("wts.kernels.planner").plan_residency(
-        inputs.head, "h200", batch=4, steps=3
-    )
-    walker = import_module("wts.walk.walker").Walker(inputs.head, plan, backend="emulator")
+    plan = plan_residency(inputs.head, "h200", batch=4, steps=3)
+    walker = Walker(inputs.head, plan, backend="emulator")
     wrong = 0
 
     class Traced:
@@ -1240,7 +1229,7 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
         def check(self) -> None:
             pass
 
-    monkeypatch.setattr(import_module("wts.kernels.launch"), "LoadedKernel", Traced)
+    monkeypatch.setattr(breakdown, "LoadedKernel", Traced)
 
     class Stand(SimpleNamespace):
         def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
@@ -1248,10 +1237,10 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
             return tokens
 
     stand: Any = Stand(head=inputs.head, plan=plan, _device_walk=SimpleNamespace(device="cpu"))
-    assert parts.traced_parts(stand, inputs)["sweep"] == 1
+    assert breakdown.traced_parts(stand, inputs)["sweep"] == 1
     wrong = 1
     with pytest.raises(gate.WalkFault, match="traced"):
-        parts.traced_parts(stand, inputs)
+        breakdown.traced_parts(stand, inputs)
 
 
 def test_agreement_is_of_last_tokens_where_the_earlier_ones_agree() -> None:
@@ -1321,8 +1310,8 @@ def test_the_short_table_has_temperatures_side_by_side() -> None:
 def test_a_case_that_fails_its_gate_is_not_timed(
     no_gpu: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    no_gpu.setattr(sys.modules["wts.walk.walker"], "Walker", FaultyWalker)
-    assert head.main([*SMALL, "--paths", "wts", "--out", str(tmp_path)]) == 1
+    no_gpu.setattr(ours, "Walker", FaultyWalker)
+    assert bench_head.main([*SMALL, "--paths", "wts", "--out", str(tmp_path)]) == 1
     assert not (tmp_path / "h200").exists()
     assert capsys.readouterr().out.count("FAILED V=96") == 2
 
@@ -1330,13 +1319,13 @@ def test_a_case_that_fails_its_gate_is_not_timed(
 def test_a_case_without_a_plan_fails_alone(
     no_gpu: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def plan_residency(*_args: Any, batch: int, **_kwargs: Any) -> Any:
+    def plan_without(*_args: Any, batch: int, **_kwargs: Any) -> Any:
         if batch == 2:
             raise PlanError("batch: too large")
         return SimpleNamespace(resident_share=0.5, hash="feed")
 
-    no_gpu.setattr(sys.modules["wts.kernels.planner"], "plan_residency", plan_residency)
-    assert head.main([*SMALL, "--paths", "wts", "--out", str(tmp_path)]) == 1
+    no_gpu.setattr(ours, "plan_residency", plan_without)
+    assert bench_head.main([*SMALL, "--paths", "wts", "--out", str(tmp_path)]) == 1
     records = record.read(tmp_path / "h200" / "head.jsonl")
     assert {line["B"] for line in records} == {1}
     assert "PlanError: batch: too large" in capsys.readouterr().out
@@ -1348,8 +1337,8 @@ def test_a_baseline_that_computes_something_else_is_not_timed(
     def zeros(inputs: WalkInputs) -> Any:
         return lambda: torch.zeros(inputs.batch, inputs.steps, dtype=torch.int64)
 
-    no_gpu.setattr(baselines, "step_torch", zeros)
-    assert head.main([*SMALL, "--paths", "wts,step_torch"]) == 1
+    no_gpu.setattr(torch_steps, "step_torch", zeros)
+    assert bench_head.main([*SMALL, "--paths", "wts,step_torch"]) == 1
     assert "computes something else" in capsys.readouterr().out
 
 
@@ -1359,9 +1348,9 @@ def test_a_baseline_that_raises_does_not_cost_our_times(
     def broken(inputs: WalkInputs) -> Any:
         raise RuntimeError("no compiler")
 
-    no_gpu.setattr(baselines, "step_torch", broken)
+    no_gpu.setattr(torch_steps, "step_torch", broken)
     arguments = [*SMALL, "--paths", "wts,step_torch", "--out", str(tmp_path)]
-    assert head.main(arguments) == 1
+    assert bench_head.main(arguments) == 1
     assert "step_torch: RuntimeError: no compiler" in capsys.readouterr().out
     records = record.read(tmp_path / "h200" / "head.jsonl")
     assert {line["path"] for line in records} == {"wts"}
@@ -1370,16 +1359,16 @@ def test_a_baseline_that_raises_does_not_cost_our_times(
 def test_sglang_left_out_says_why_and_asked_for_by_name_fails(
     no_gpu: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    no_gpu.setattr(baselines, "installed_version", lambda _: None)
-    assert head.main([*SMALL]) == 0
+    no_gpu.setattr(sglang_steps, "installed_version", lambda _: None)
+    assert bench_head.main([*SMALL]) == 0
     assert "left out. sglang: wanted SGLang 0.5.23" in capsys.readouterr().err
-    assert head.main([*SMALL, "--paths", "wts,sglang"]) == 2
+    assert bench_head.main([*SMALL, "--paths", "wts,sglang"]) == 2
     assert "wanted SGLang 0.5.23" in capsys.readouterr().err
 
 
 def test_the_table_shows_ratios_goals_and_slopes() -> None:
-    def row(path: str, steps: int, us: float) -> head_table.Measured:
-        return head_table.Measured(
+    def row(path: str, steps: int, us: float) -> Measured:
+        return Measured(
             point=Point(vocab=151_936, batch=1, steps=steps, temperature=0.0),
             rank=256,
             path=path,
@@ -1397,12 +1386,12 @@ def test_the_table_shows_ratios_goals_and_slopes() -> None:
         row("probe", 16, 33.5),
     ]
     rows += [row("sglang", 7, 216.0), row("sglang", 16, 486.0)]
-    text = head_table.table(rows, gpu="h200")
+    text = table(rows, gpu="h200")
     ours = [line.split() for line in text.splitlines() if " wts " in line]
     assert ours[0][-4:] == ["8.00", "x", "8", "x"]
     assert ours[1][-4:] == ["10.80", "x", "11.5", "x"]
     assert ours[2][-4:] == ["2.000", "13.00", "1.33", "x"]
-    assert "11.5 x" not in head_table.table(rows, gpu="h100")
+    assert "11.5 x" not in table(rows, gpu="h100")
 
 
 def test_product_cases_put_the_largest_batch_first() -> None:
@@ -1446,14 +1435,14 @@ def small_stages(*, quick: bool) -> tuple[every.Stage, ...]:
 @pytest.fixture
 def all_small(emulated: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     def placed(made_of: Any, base: Any, plan: Any) -> Any:
-        walker = import_module("wts.walk.walker").Walker(made_of, plan, backend="device")
+        walker = ours.Walker(made_of, plan, backend="device")
         return walker, 8 if plan.register_fragments == 5 else 0
 
     def no_sglang(wanted: Any, say: Any) -> Any:
         return ("wts", "probe", "step_torch"), None
 
     emulated.setattr(every, "stages", small_stages)
-    emulated.setattr(head, "_choose_paths", no_sglang)
+    emulated.setattr(theirs, "choose_paths", no_sglang)
     emulated.setattr(placement, "placed_walker", placed)
     return emulated
 
@@ -1465,7 +1454,7 @@ def measured_points(folder: Path, bench: str) -> list[tuple[object, ...]]:
 
 
 def test_all_measures_every_stage(all_small: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    assert every.main(["--out", str(tmp_path), "--run-id", "one"]) == 0
+    assert bench_all.main(["--out", str(tmp_path), "--run-id", "one"]) == 0
     points = measured_points(tmp_path, "head")
     assert set(points) == {
         (kind, path, batch, steps, "one")
@@ -1487,7 +1476,7 @@ def test_all_measures_every_stage(all_small: pytest.MonkeyPatch, tmp_path: Path)
 def test_all_goes_on_where_it_was_stopped(
     all_small: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = head_run.HeadBench.measure
+    real = HeadBench.measure
 
     def stopped(self: Any, case: Any, say: Any) -> Any:
         if case.head == "gated":
@@ -1495,19 +1484,19 @@ def test_all_goes_on_where_it_was_stopped(
         return real(self, case, say)
 
     with all_small.context() as patched:
-        patched.setattr(head_run.HeadBench, "measure", stopped)
+        patched.setattr(HeadBench, "measure", stopped)
         with pytest.raises(KeyboardInterrupt):
-            every.main(["--out", str(tmp_path), "--run-id", "one"])
+            bench_all.main(["--out", str(tmp_path), "--run-id", "one"])
     before = measured_points(tmp_path, "head")
     assert {point[0] for point in before} == {"markov"}
-    assert every.main(["--out", str(tmp_path), "--run-id", "two"]) == 0
+    assert bench_all.main(["--out", str(tmp_path), "--run-id", "two"]) == 0
     after = measured_points(tmp_path, "head")
     assert after[: len(before)] == before
     assert {point[0] for point in after[len(before) :]} == {"gated"}
     assert {point[-1] for point in after} == {"one"}
     assert "run one: 3 of 5 cases to measure" in capsys.readouterr().err
     # What is complete is not gone on with.
-    assert every.main(["--out", str(tmp_path), "--run-id", "three"]) == 0
+    assert bench_all.main(["--out", str(tmp_path), "--run-id", "three"]) == 0
     assert "run three: 5 of 5 cases" in capsys.readouterr().err
 
 
@@ -1526,7 +1515,7 @@ def test_all_begins_anew_where_something_else_is_measured(tmp_path: Path) -> Non
 def test_all_keeps_what_a_failing_case_leaves_and_tries_it_again(
     all_small: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    real = head_run.HeadBench.measure
+    real = HeadBench.measure
 
     def failing(self: Any, case: Any, say: Any) -> Any:
         if (case.head, case.batch) == ("gated", 2):
@@ -1534,13 +1523,13 @@ def test_all_keeps_what_a_failing_case_leaves_and_tries_it_again(
         return real(self, case, say)
 
     with all_small.context() as patched:
-        patched.setattr(head_run.HeadBench, "measure", failing)
-        assert every.main(["--out", str(tmp_path), "--run-id", "one"]) == 1
+        patched.setattr(HeadBench, "measure", failing)
+        assert bench_all.main(["--out", str(tmp_path), "--run-id", "one"]) == 1
     out = capsys.readouterr()
     assert "FAILED heads: gated" in out.out
     assert "tokens differ" in out.out
     assert " min left" in out.err
-    assert every.main(["--out", str(tmp_path)]) == 0
+    assert bench_all.main(["--out", str(tmp_path)]) == 0
     assert "run one: 1 of 5 cases to measure" in capsys.readouterr().err
 
 
@@ -1548,7 +1537,7 @@ def test_all_needs_a_gpu(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert every.main(["--out", str(tmp_path)]) == 2
+    assert bench_all.main(["--out", str(tmp_path)]) == 2
     assert "wanted an NVIDIA GPU" in capsys.readouterr().err
 
 

@@ -15,7 +15,7 @@ import torch
 
 from simulator import Simulator, step_dtype
 from wts.bench import gate
-from wts.bench.cases import HeadCase
+from wts.bench.head.cases import HeadCase
 from wts.hardware.gpu import gpu_spec
 from wts.heads.cells import RecurrentHead
 from wts.heads.domino import DominoHead

@@ -20,16 +20,11 @@ import torch
 import serving_engine
 from serving_engine import ROUND_MS
 from test_bench import environment
-from wts.bench import (
-    null_head,
-    record,
-    serving,
-    serving_greedy,
-    serving_paths,
-    serving_run,
-    serving_table,
-)
-from wts.bench.geometry import GEOMETRIES, Drafter, steps_of, write_drafter, write_target
+from wts.bench import record
+from wts.bench.serving import greedy_only, null_head, paths, run, table
+from wts.bench.serving.models import GEOMETRIES, Drafter, steps_of, write_drafter, write_target
+from wts.bench.serving.texts import first_difference
+from wts.cli import bench_serving
 from wts.errors import InputError
 from wts.heads.checkpoint import TensorFolder
 from wts.heads.config import read_config
@@ -54,17 +49,17 @@ def bench(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     monkeypatch.setenv("PYTHONPATH", str(folder))
     monkeypatch.setenv("FAKE_STARTS", str(tmp_path / "starts.jsonl"))
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(serving, "_DEVICE", "cpu")
+    monkeypatch.setattr(run, "_DEVICE", "cpu")
     monkeypatch.setattr(record, "installed_version", lambda name: "0.5.23")
     monkeypatch.setattr(record, "capture_environment", lambda described: environment())
-    monkeypatch.setattr(serving_greedy, "_has_flashinfer", lambda: False)
+    monkeypatch.setattr(greedy_only, "_has_flashinfer", lambda: False)
 
-    def run(*options: str, faults: dict[str, str] | None = None) -> int:
+    def command(*options: str, faults: dict[str, str] | None = None) -> int:
         monkeypatch.setenv("FAKE_FAULTS", json.dumps(faults or {}))
         folders = ("--out", str(tmp_path / "out"), "--scratch", str(tmp_path / "scratch"))
-        return serving.main([*SMALL, *folders, *options])
+        return bench_serving.main([*SMALL, *folders, *options])
 
-    return run
+    return command
 
 
 def records_in(tmp_path: Path) -> list[record.Record]:
@@ -225,7 +220,7 @@ class TestRun:
         # Every start takes 100 s: the third would begin at 200 and end at 300.
         clock = SimpleNamespace(monotonic=lambda: 100.0 * len(starts_in(tmp_path)))
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(serving, "time", clock)
+            patch.setattr(run, "time", clock)
             assert bench("--time-limit", "250") == 1
         assert len(starts_in(tmp_path)) == 2
         assert "2 starts are left" in capsys.readouterr().err
@@ -293,16 +288,16 @@ class TestRun:
         assert bench(*options, "--temperature", "0") == 0
         started = {start["path"]: start["greedy"] for start in starts_in(tmp_path)}
         assert started == dict.fromkeys(ROUND_MS, True)
-        assert all(serving_greedy.NOTE in str(line["draft"]) for line in records_in(tmp_path))
+        assert all(greedy_only.NOTE in str(line["draft"]) for line in records_in(tmp_path))
 
     def test_with_flashinfer_servers_are_as_sglang_has_them(
         self, bench: Bench, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(serving_greedy, "_has_flashinfer", lambda: True)
+        monkeypatch.setattr(greedy_only, "_has_flashinfer", lambda: True)
         assert bench("--starts", "1", "--drafter", "domino") == 0
         assert {start["greedy"] for start in starts_in(tmp_path)} == {False}
         assert {line["T"] for line in records_in(tmp_path)} == {0, 1}
-        assert not any(serving_greedy.NOTE in str(line["draft"]) for line in records_in(tmp_path))
+        assert not any(greedy_only.NOTE in str(line["draft"]) for line in records_in(tmp_path))
 
     def test_given_models_and_prompts_are_served(
         self, bench: Bench, tmp_path: Path, capsys: pytest.CaptureFixture[str]
@@ -338,12 +333,12 @@ class TestRun:
         pytest.importorskip("matplotlib")
         assert bench("--null-head", "--starts", "1") == 0
         file = tmp_path / "out" / "h200" / "serving.jsonl"
-        assert serving.main(["--draw", str(file)]) == 0
+        assert bench_serving.main(["--draw", str(file)]) == 0
         assert "tiny geometry" in capsys.readouterr().out
         run_id = records_in(tmp_path)[0]["run_id"]
         drawn = (file.parent / f"serving-{run_id}.svg").read_text()
         assert drawn.startswith("<?xml")
-        gains = serving_table.rows(records_in(tmp_path))
+        gains = table.rows(records_in(tmp_path))
         assert {row.path for row in gains if row.gain} == {"wts", "null_head"}
 
 
@@ -359,7 +354,7 @@ def test_bad_options_are_refused(
     options: tuple[str, ...], word: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     with pytest.raises(SystemExit):
-        serving.main(list(options))
+        bench_serving.main(list(options))
     assert word in capsys.readouterr().err
 
 
@@ -374,7 +369,7 @@ def test_no_gpu_is_an_error_that_says_so(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
-    assert serving.main(["--out", str(tmp_path)]) == 2
+    assert bench_serving.main(["--out", str(tmp_path)]) == 2
     assert "gpu: wanted an NVIDIA GPU" in capsys.readouterr().err
 
 
@@ -382,15 +377,15 @@ class TestPaths:
     def test_a_source_tree_stands_in_for_a_distribution(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        monkeypatch.setattr(serving_paths.metadata, "entry_points", lambda group: [])
-        monkeypatch.setattr(serving_paths, "_SOURCE", tmp_path / "src")
+        monkeypatch.setattr(paths.metadata, "entry_points", lambda group: [])
+        monkeypatch.setattr(paths, "_SOURCE", tmp_path / "src")
         with pytest.raises(InputError, match="paths: wanted an entry point"):
-            serving_paths.plugin_folders(tmp_path / "plugins", needed=True)
-        assert serving_paths.plugin_folders(tmp_path / "plugins", needed=False).ours is None
+            paths.plugin_folders(tmp_path / "plugins", needed=True)
+        assert paths.plugin_folders(tmp_path / "plugins", needed=False).ours is None
         (tmp_path / "pyproject.toml").write_text(
             '[project]\nname = "x"\n[project.entry-points."sglang.srt.plugins"]\nwts = "wts.p:f"\n'
         )
-        plugins = serving_paths.plugin_folders(tmp_path / "plugins", needed=True)
+        plugins = paths.plugin_folders(tmp_path / "plugins", needed=True)
         assert plugins.ours is not None
         points = [
             file.read_text()
@@ -399,29 +394,29 @@ class TestPaths:
         ]
         assert points == [
             "[sglang.srt.plugins]\nwts = wts.p:f\n",
-            "[sglang.srt.plugins]\nwts_null_head = wts.bench.null_head:install\n",
-            "[sglang.srt.plugins]\nwts_greedy = wts.bench.serving_greedy:install\n",
+            "[sglang.srt.plugins]\nwts_null_head = wts.bench.serving.null_head:install\n",
+            "[sglang.srt.plugins]\nwts_greedy = wts.bench.serving.greedy_only:install\n",
         ]
 
     def test_plugins_of_the_benchmark_do_not_stand_in_for_ours(
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
-        values = ["wts.bench.null_head:install", "wts.bench.serving_greedy:install"]
+        values = ["wts.bench.serving.null_head:install", "wts.bench.serving.greedy_only:install"]
         points = [SimpleNamespace(value=value) for value in values]
-        monkeypatch.setattr(serving_paths.metadata, "entry_points", lambda group: points)
-        assert serving_paths.plugin_folders(tmp_path, needed=True).ours is not None
+        monkeypatch.setattr(paths.metadata, "entry_points", lambda group: points)
+        assert paths.plugin_folders(tmp_path, needed=True).ours is not None
         points.append(SimpleNamespace(value="wts.engines.sglang.plugin:register"))
-        assert serving_paths.plugin_folders(tmp_path, needed=True).ours is None
+        assert paths.plugin_folders(tmp_path, needed=True).ours is None
 
     @pytest.mark.parametrize("greedy_only", [False, True])
     def test_only_the_environment_tells_paths_apart(
         self, tmp_path: Path, greedy_only: bool
     ) -> None:
-        plugins = serving_paths.Plugins(
+        plugins = paths.Plugins(
             ours=tmp_path / "ours", null=tmp_path / "null", greedy=tmp_path / "greedy"
         )
         made = {
-            path: serving_paths.environment_of(
+            path: paths.environment_of(
                 path,
                 {"PYTHONPATH": "/before", "SGLANG_SIMULATE_ACC_LEN": "3", "HOME": "/h"},
                 plugins=plugins,
@@ -429,7 +424,7 @@ class TestPaths:
                 accept_length=0.0,
                 scratch=tmp_path,
             )
-            for path in serving_paths.PATHS
+            for path in paths.PATHS
         }
         assert {path: one["WTS_SGLANG"] for path, one in made.items()} == {
             "sglang": "0",
@@ -479,12 +474,12 @@ class TestPaths:
             "wrong: greedy output is not affected",
             "null": f"[10:00:00] {null_head.LOG_PREFIX}DSpark blocks",
         }
-        found = serving_paths.prove(path, "\n".join(texts[line] for line in lines), "dspark")
+        found = paths.prove(path, "\n".join(texts[line] for line in lines), "dspark")
         if fault is not None:
             assert isinstance(found, str)
             assert fault in found
             return
-        assert isinstance(found, serving_paths.Proof)
+        assert isinstance(found, paths.Proof)
         shares = [found.resident_share(batch) for batch in (1, 4, 5, 6, 64)]
         assert shares == ([0.985, 0.985, 0.9, 0, 0] if path == "wts" else [0] * 5)
 
@@ -624,20 +619,20 @@ class TestGreedy:
             HookType=SimpleNamespace(REPLACE="replace"),
         )
         monkeypatch.setitem(sys.modules, "sglang.srt.plugins.hook_registry", registry)
-        serving_greedy._unavailable.cache_clear()
-        serving_greedy.install()
+        greedy_only._unavailable.cache_clear()
+        greedy_only.install()
         (switch,) = hooked.values()
         assert set(hooked) == {"replace is_dflash_sampling_verify_available"}
-        with caplog.at_level(logging.INFO, logger=serving_greedy.__name__):
+        with caplog.at_level(logging.INFO, logger=greedy_only.__name__):
             assert [switch(), switch()] == [False, False]
-        assert caplog.messages == [serving_greedy.LOG_LINE]
+        assert caplog.messages == [greedy_only.LOG_LINE]
 
     def test_only_dominos_worker_wants_flashinfer(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(serving_greedy, "_has_flashinfer", lambda: False)
-        assert serving_greedy.is_needed("domino")
-        assert not serving_greedy.is_needed("dspark")
-        monkeypatch.setattr(serving_greedy, "_has_flashinfer", lambda: True)
-        assert not serving_greedy.is_needed("domino")
+        monkeypatch.setattr(greedy_only, "_has_flashinfer", lambda: False)
+        assert greedy_only.is_needed("domino")
+        assert not greedy_only.is_needed("dspark")
+        monkeypatch.setattr(greedy_only, "_has_flashinfer", lambda: True)
+        assert not greedy_only.is_needed("domino")
 
 
 class TestGeometry:
@@ -726,7 +721,7 @@ class TestTable:
             for path, times in (("sglang", (6600, 6500, 6400)), ("wts", (6000, 6100, 6400)))
             for repeat, us in enumerate(times)
         ]
-        base, ours = serving_table.rows(lines)
+        base, ours = table.rows(lines)
         assert (base.path, base.gain, base.num_starts) == ("sglang", None, 3)
         assert ours.gain == pytest.approx(6500 / 6100 - 1)
         assert ours.gain_low == pytest.approx(0.0)
@@ -744,11 +739,11 @@ class TestTable:
                 slower, shares[start] if path == "sglang" else (1.0,) * 4, strict=False
             )
         ]
-        _, ours = serving_table.rows(lines)  # the eighth of wts has nobody beside it
+        _, ours = table.rows(lines)  # the eighth of wts has nobody beside it
         assert (ours.num_starts, ours.num_times) == (2, 8)
         assert ours.gain == pytest.approx(0.05)
         assert (ours.gain_low, ours.gain_high) == (pytest.approx(0.02), pytest.approx(0.08))
-        assert "+5.0%" in serving_table.table([{**headline(), **line} for line in lines])
+        assert "+5.0%" in table.table([{**headline(), **line} for line in lines])
 
     def test_gains_of_records_that_hold_a_start_each_are_ratios_of_medians(self) -> None:
         lines = [
@@ -756,21 +751,21 @@ class TestTable:
             for path, times in (("sglang", (6000, 6600)), ("wts", (5800, 6200)))
             for repeat, us in enumerate(times)
         ]
-        _, ours = serving_table.rows(lines)
+        _, ours = table.rows(lines)
         assert ours.gain == pytest.approx(0.05)  # the median over pairs is 0.0495
 
     def test_nothing_is_gained_over_what_was_not_measured(self) -> None:
-        (row,) = serving_table.rows([serving_line(path="wts")])
+        (row,) = table.rows([serving_line(path="wts")])
         assert (row.gain, row.gain_low) == (None, None)
 
     def test_runs_stay_apart(self) -> None:
         lines = [serving_line(), serving_line(run_id="two"), serving_line(path="wts")]
-        assert serving_table.runs(lines) == [[lines[0], lines[2]], [lines[1]]]
+        assert table.runs(lines) == [[lines[0], lines[2]], [lines[1]]]
         with pytest.raises(InputError, match="bench serving"):
-            serving_table.runs([serving_line(bench="head")])
+            table.runs([serving_line(bench="head")])
 
 
 def test_a_first_difference_is_the_place_of_the_token_or_of_the_end() -> None:
-    assert serving_run._first_difference([1, 2], [1, 2]) is None
-    assert serving_run._first_difference([1, 2], [1, 3]) == 1
-    assert serving_run._first_difference([1, 2], [1]) == 1
+    assert first_difference([1, 2], [1, 2]) is None
+    assert first_difference([1, 2], [1, 3]) == 1
+    assert first_difference([1, 2], [1]) == 1

@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from wts.bench import serving_run, serving_turn
-from wts.bench.serving_turn import Order, Point, Start, orders_of, run_turn
+from wts.bench.serving import session, starts
+from wts.bench.serving.starts import Order, Point, Start, orders_of, run_turn
 
 LIMIT_S = 60.0
 SHORT_S = 10.0  # but long enough to start on a busy machine
@@ -53,7 +53,7 @@ class TestMeasuredByAll:
     wanted: dict[Point, int] = {(1, 0.0): 4, (2, 0.0): 4}  # noqa: RUF012
 
     def kept(self, *measured: list[dict[str, Any]], statuses: list[int | None]) -> list[Any]:
-        return serving_run._measured_by_all(measured, [self.wanted] * len(measured), statuses)
+        return session._measured_by_all(measured, [self.wanted] * len(measured), statuses)
 
     def test_of_what_was_cut_short_as_much_as_all_have(self) -> None:
         found = self.kept(lines((1, 4), (2, 3)), lines((1, 4), (2, 2)), statuses=[None, None])
@@ -66,7 +66,7 @@ class TestMeasuredByAll:
     def test_a_start_that_wanted_less_does_not_keep_the_others(self) -> None:
         measured = [lines((1, 4)), lines((1, 1))]
         wanted: list[dict[Point, int]] = [{(1, 0.0): 4}, {(1, 0.0): 1}]
-        assert serving_run._measured_by_all(measured, wanted, [0, 0]) == measured
+        assert session._measured_by_all(measured, wanted, [0, 0]) == measured
 
 
 # A worker as `serving_worker` is one, without an engine: what it is told is in its job.
@@ -99,11 +99,11 @@ def turn(tmp_path: Path) -> Turn:
     environment = os.environ | {"PYTHONPATH": str(tmp_path)}
 
     def run(*jobs: dict[str, object], limit_s: float = LIMIT_S) -> list[int | None]:
-        starts = []
+        made = []
         for name, job in zip("abc", jobs, strict=False):
             file = tmp_path / f"{name}.json"
             file.write_text(json.dumps({"name": name, "calls": str(tmp_path / "calls"), **job}))
-            starts.append(
+            made.append(
                 Start(
                     job=file,
                     results=tmp_path / f"{name}.jsonl",
@@ -113,7 +113,7 @@ def turn(tmp_path: Path) -> Turn:
                 )
             )
         orders: list[Order] = orders_of([{(1, 0.0): 3}] * len(jobs), repeats=3)
-        return run_turn(starts, orders, limit_s=limit_s)
+        return run_turn(made, orders, limit_s=limit_s)
 
     return run
 
@@ -146,8 +146,8 @@ def test_a_worker_whose_parent_is_gone_ends(tmp_path: Path) -> None:
     (tmp_path / "job.json").write_text(json.dumps({"engine": {}}))
     files = [str(tmp_path / "job.json"), str(tmp_path / "results.jsonl")]
     done = subprocess.run(
-        [sys.executable, "-m", "wts.bench.serving_worker", *files],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(serving_turn.__file__).parents[2]}"},
+        [sys.executable, "-m", "wts.bench.serving.worker", *files],
+        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(starts.__file__).parents[3]}"},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         timeout=LIMIT_S,

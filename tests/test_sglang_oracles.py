@@ -20,7 +20,7 @@ import wts
 from sglang_draft import Buffers, domino_arguments
 from sglang_oracle import draft_of, input_ids, one_rank, same_block, sampler_of, sglang_or_skip
 from strategies import anchors, hopper, recurrent_head
-from wts.bench.baselines import Sglang
+from wts.bench.baselines.sglang_steps import Sglang
 from wts.engines.common import upkeep
 from wts.engines.common.upkeep import Upkeep
 from wts.engines.sglang.domino import Rollout, prepare

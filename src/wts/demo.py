@@ -211,7 +211,8 @@ def _on_device(walker: Walker, block: _Block, say: Say) -> bool:
 
 def _time(walker: Walker, block: _Block, say: Say) -> None:
     """Time the walk beside step-wise torch, both in CUDA graphs, replayed in turns, L2 cold."""
-    from wts.bench.baselines import WalkInputs, step_torch
+    from wts.bench.baselines.inputs import WalkInputs
+    from wts.bench.baselines.torch_steps import step_torch
     from wts.bench.clock import time_interleaved
     from wts.heads.markov import MarkovHead
 

@@ -21,7 +21,7 @@ from intervals import latent_interval, walk_bound
 from strategies import KINDS, anchors, base_logits, hidden_states, recurrent_head
 from walks import capturing, gpu_of, moved, run, run_sampled, walker_of, without_the_last_block
 from wts.bench import gate
-from wts.bench.cases import HeadCase
+from wts.bench.head.cases import HeadCase
 from wts.dtypes import NUMBER_TYPES, NumberType
 from wts.errors import InputError, WalkTimeout
 from wts.heads.cells import AnyHead, RecurrentHead

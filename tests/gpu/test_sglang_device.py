@@ -15,7 +15,7 @@ from sglang_draft import Buffers, Draft, domino_arguments, fill, stand_in
 from sglang_oracle import draft_of, input_ids, one_rank, same_block, sampler_of, sglang_or_skip
 from strategies import anchors, recurrent_head
 from walks import capturing, gpu_of
-from wts.bench.baselines import Sglang
+from wts.bench.baselines.sglang_steps import Sglang
 from wts.bench.gate import emulator_of
 from wts.engines.common import report, upkeep
 from wts.engines.common.buckets import Walks, build_walks, held_bytes, packing_bytes

@@ -13,7 +13,7 @@ from typing import Literal, get_args
 
 import torch
 
-from wts.errors import InputError
+from wts.errors import DeviceError, InputError
 
 Cache = Literal["cold", "cold_read", "warm"]
 """What the caches hold when a replay starts.
@@ -135,6 +135,21 @@ def capture(
         captured[name] = Captured(graph=graph, output=output)
     torch.cuda.synchronize()
     return captured
+
+
+def check_gpu() -> None:
+    """Refuse to measure without a GPU.
+
+    Raises:
+        DeviceError: torch finds none.
+    """
+    if not torch.cuda.is_available():
+        raise DeviceError.mismatch(
+            "gpu",
+            wanted="an NVIDIA GPU that torch can use",
+            found=f"none (torch {torch.__version__})",
+            fix="run the benchmark on a machine with one; `wts doctor` says what is missing",
+        )
 
 
 def _event() -> torch.cuda.Event:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 import torch
 
 if TYPE_CHECKING:
-    from wts.bench.cases import HeadCase
+    from wts.bench.head.cases import HeadCase
     from wts.heads.cells import AnyHead
     from wts.heads.markov import MarkovHead
     from wts.walk.emulator import Emulator
@@ -293,7 +293,7 @@ def draw(
         hidden_size: H, to draw hidden states of deviation 1 too.
         lm_head: bf16 [V, H], to make the base logits of hidden states, not to draw them.
     """
-    from wts.bench.baselines import lm_head_product
+    from wts.bench.baselines.inputs import lm_head_product
 
     generator = torch.Generator(device).manual_seed(seed)
     base_logits = torch.empty(batch, steps, vocab, dtype=torch.bfloat16, device=device)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from wts.bench import serving_table
 from wts.bench.report.points import STEPWISE, Case, Results, fits, latest, number, times
 from wts.bench.report.style import COLOURS, TITLES, source_line, title_figure
+from wts.bench.serving import table as serving_table
 from wts.figure import new_figure
 from wts.hardware.gpu import GPUS
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from wts.bench import serving_table
 from wts.bench.record import Record
 from wts.bench.report.points import Results, number
 from wts.bench.report.style import COLOURS, title_figure
+from wts.bench.serving import table as serving_table
 from wts.figure import new_figure
 
 __all__ = ["gains"]

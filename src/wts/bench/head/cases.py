@@ -6,20 +6,33 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from types import MappingProxyType
 
-from wts.heads.kinds import HEAD_KINDS
+from wts.heads.kinds import HEAD_KINDS, KINDS
 
 __all__ = [
     "DEFAULT_HIDDEN_SIZE",
     "DEFAULT_STATE_SIZE",
     "GOALS",
+    "OURS",
+    "PATHS",
     "HeadCase",
     "Point",
+    "applies",
+    "default_paths",
     "grid_cases",
     "product_cases",
 ]
 
 DEFAULT_HIDDEN_SIZE = 2560
 DEFAULT_STATE_SIZE = 1024
+
+PATHS = ("wts", "wts_exact", "probe", "wts_streaming", "step_torch", "sglang", "sglang_greedy")
+"""Who can be timed, in the order of the table."""
+
+OURS = ("wts", "wts_exact", "probe", "wts_streaming")
+"""Walks of our own."""
+
+# Timed only where they are named: nobody would walk like the first, and the second is another walk.
+_ASKED_FOR = ("wts_streaming", "wts_exact")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, order=True)
@@ -63,6 +76,21 @@ class HeadCase:
         """Whether tokens are drawn rather than the largest taken."""
         return self.temperature > 0
 
+    @property
+    def reads_hidden(self) -> bool:
+        """Whether its head reads hidden states."""
+        return KINDS[self.head].reads_hidden
+
+    @property
+    def owns_state_size(self) -> bool:
+        """Whether the size of its head's state is a number of its own."""
+        return KINDS[self.head].state == "own"
+
+    @property
+    def has_state(self) -> bool:
+        """Whether its head carries a state from step to step."""
+        return KINDS[self.head].state != "none"
+
     def point(self, steps: int) -> Point:
         """The cell of one length."""
         return Point(
@@ -76,9 +104,9 @@ class HeadCase:
     def __str__(self) -> str:
         steps = ",".join(map(str, self.steps))
         sizes = f"V={self.vocab} r={self.rank} B={self.batch} K={steps} T={self.temperature:g}"
-        if self.head == "markov":
+        if not self.reads_hidden:
             return sizes
-        state = f" G={self.state_size}" if self.head == "domino" else ""
+        state = f" G={self.state_size}" if self.owns_state_size else ""
         return f"{self.head} H={self.hidden_size}{state} {sizes}"
 
 
@@ -210,3 +238,27 @@ def grid_cases(
                 )
             )
     return _in_order(cases)
+
+
+def default_paths() -> tuple[str, ...]:
+    """Those that are timed where none is named."""
+    return tuple(path for path in PATHS if path not in _ASKED_FOR)
+
+
+def applies(path: str, case: HeadCase) -> bool:
+    """Whether a path exists for a case.
+
+    A Markov head is its own probe, and the only one that is streamed; no sampled walk is exact.
+    SGLang samples no Domino head, and fuses its greedy step for one row of a Markov head only.
+    """
+    if path == "probe":
+        return case.head != "markov"
+    if path == "wts_streaming":
+        return case.head == "markov"
+    if path == "wts_exact":
+        return not case.sampled
+    if path == "sglang":
+        return case.head != "domino" or not case.sampled
+    return path != "sglang_greedy" or (
+        case.head == "markov" and case.batch == 1 and not case.sampled
+    )

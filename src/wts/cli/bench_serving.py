@@ -13,26 +13,33 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import sys
-import tempfile
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from dataclasses import fields
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from wts.bench.arguments import names, numbers, size
-from wts.bench.geometry import DRAFTERS, GEOMETRIES
-from wts.bench.serving_paths import PATHS
-from wts.errors import DeviceError, InputError, WalkError
+from wts.bench.serving.models import DRAFTERS, GEOMETRIES
+from wts.bench.serving.paths import PATHS
+from wts.cli.options import names, numbers, size
+from wts.errors import InputError, WalkError
 from wts.progress import sayer
 
-__all__ = ["configure", "main", "run"]
+if TYPE_CHECKING:
+    from wts.bench.serving.run import Options
 
-_DEVICE = "cuda"
+__all__ = ["configure", "main", "options_of", "paths_of", "run"]
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `wts bench serving` to a parser."""
+    _add_served(parser)
+    _add_measured(parser)
+    _add_limits(parser)
+
+
+def _add_served(parser: argparse.ArgumentParser) -> None:
+    """Where results go, and models and prompts."""
     add = parser.add_argument
     add(
         "--out", type=Path, metavar="DIR", help="records go to DIR/<gpu>/serving.jsonl, logs beside"
@@ -74,6 +81,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="JSON lines: a list of tokens, or an object with tokens, text or prompt",
     )
     add("--prompt-tokens", type=size, default=64, metavar="N", help="of random prompts, default 64")
+
+
+def _add_measured(parser: argparse.ArgumentParser) -> None:
+    """Points, paths, starts and lengths."""
+    add = parser.add_argument
     add("--concurrency", type=numbers(int, 1), default=(1, 2, 4, 8, 16, 32), metavar="C,..")
     add("--temperature", type=numbers(float, 0), default=(0.0, 1.0), metavar="T,..")
     add("--paths", type=names(PATHS), metavar="P,..", help="default sglang,wts")
@@ -93,6 +105,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         metavar="SHORT,LONG",
         help="lengths of the generations whose difference is measured, default 61,577",
     )
+
+
+def _add_limits(parser: argparse.ArgumentParser) -> None:
+    """Seed, engine, time, and what is kept."""
+    add = parser.add_argument
     add("--seed", type=int, default=0, help="of weights, prompts and the engine")
     add(
         "--engine",
@@ -142,140 +159,45 @@ def paths_of(args: argparse.Namespace) -> tuple[str, ...]:
     return tuple(path for path in PATHS if path in wanted)
 
 
-def turns_of(
-    paths: Sequence[str], starts: int, *, together: bool = False
-) -> list[list[tuple[int, str]]]:
-    """Who is started when: every other turn backwards, so that a drift favours nobody.
+def options_of(args: argparse.Namespace) -> Options:
+    """What the parsed options ask for.
 
-    Args:
-        paths: in their order.
-        starts: of each.
-        together: whether one start of every path gets ready at the same time.
-
-    Returns:
-        Turns, each the number of a start and its path: (0, off), (0, on), (1, on), (1, off), ...,
-        one each, or all of a number together.
+    Raises:
+        InputError: no folder for the results.
     """
-    turns = [
-        [(number, path) for path in (paths if number % 2 == 0 else reversed(paths))]
-        for number in range(starts)
-    ]
-    return turns if together else [[start] for turn in turns for start in turn]
+    from wts.bench.serving.run import Options
+    from wts.bench.serving.setting import Wanted
+
+    if args.out is None:
+        raise InputError.mismatch("out", wanted="a folder", found="none", fix="pass --out DIR")
+    wanted = {field.name: getattr(args, field.name) for field in fields(Wanted)}
+    return Options(
+        wanted=Wanted(**wanted | {"engine": tuple(args.engine)}),
+        out=args.out,
+        paths=paths_of(args),
+        starts=args.starts,
+        start_limit=args.start_limit,
+        time_limit=args.time_limit,
+        scratch=args.scratch,
+        commit=args.commit,
+    )
 
 
 def run(args: argparse.Namespace) -> int:
-    """Measure what the parsed options ask for.
+    """Measure, or draw, what the parsed options ask for.
 
     Returns:
         0; 1 if a start failed, greedy texts differ or starts are left; 2 if nothing can be run.
     """
-    started = time.monotonic()
     say = sayer()
 
+    from wts.bench.serving.run import draw, measure
+
     try:
-        return _draw(args.draw, say) if args.draw is not None else _measure(args, started, say)
+        return draw(args.draw, say) if args.draw is not None else measure(options_of(args), say)
     except WalkError as error:
         print(f"wts bench serving: {error}", file=sys.stderr)
         return 2
-
-
-def _measure(args: argparse.Namespace, started: float, say: Callable[[str], None]) -> int:
-    import torch
-
-    from wts.bench import record, serving_run, serving_setting, serving_table
-    from wts.bench.baselines import SGLANG_VERSION
-
-    if args.out is None:
-        raise InputError.mismatch("out", wanted="a folder", found="none", fix="pass --out DIR")
-    if not torch.cuda.is_available():
-        raise DeviceError.mismatch(
-            "gpu",
-            wanted="an NVIDIA GPU that torch can use",
-            found=f"none (torch {torch.__version__})",
-            fix="run the benchmark on a machine with one; `wts doctor` says what is missing",
-        )
-    if (version := record.installed_version("sglang")) != SGLANG_VERSION:
-        raise DeviceError.mismatch(
-            "sglang",
-            wanted=f"SGLang {SGLANG_VERSION}",
-            found="none installed" if version is None else f"SGLang {version}",
-            fix="put that version on PYTHONPATH",
-        )
-    scratch = args.scratch or Path(tempfile.gettempdir()) / "wts-serving"
-    say(f"models in {scratch}")
-    setting = serving_setting.make(args, scratch, device=_DEVICE)
-    torch.cuda.empty_cache()  # weights were drawn there; an engine sizes its cache by what is free
-    serving = serving_run.ServingRun.open(
-        setting,
-        environment=record.capture_environment(described=args.commit),
-        out=args.out,
-        scratch=scratch,
-        inherited=os.environ,
-        needs_plugin="wts" in paths_of(args),
-    )
-    say(f"run {serving.run_id}: {setting.model}; {setting.draft}; acceptance {setting.accept}")
-    points = [(c, t) for t in args.temperature for c in args.concurrency]
-    failed: list[str] = []
-    left = 0
-    expected = 0.0  # how long a turn takes; the first one compiles kernels too
-    for turn in turns_of(paths_of(args), args.starts, together=args.together):
-        wanted = [
-            (path, number, missing)
-            for number, path in turn
-            if (missing := serving.missing(path, number, points))
-        ]
-        if not wanted:
-            continue
-        limit = float(args.start_limit) * len(wanted)
-        if args.time_limit is not None:
-            limit = min(limit, args.time_limit - (time.monotonic() - started))
-        if limit <= expected:
-            left += len(wanted)
-            continue
-        for path, number, missing in wanted:
-            times = sum(missing.values())
-            say(f"start {number + 1} of {path}: {len(missing)} points, {times} measurements")
-        begun = time.monotonic()
-        outcomes = serving.turn(wanted, limit_s=limit)
-        expected = time.monotonic() - begun
-        for (path, number, _), outcome in zip(wanted, outcomes, strict=True):
-            name = f"start {number + 1} of {path}"
-            proof = outcome.proof or "nothing proves its path"
-            say(f"{name}: {outcome.num_recorded} measurements. {proof}")
-            for fault in outcome.faults:
-                failed.append(f"{name}: {fault}")
-                say(f"FAILED {fault}")
-    records = serving.records()
-    verdicts = serving.texts()
-    failed += [f"texts: {verdict}" for verdict in verdicts if verdict.is_fault]
-    if records:
-        print(serving_table.table(records))
-        print("\n".join(f"texts: {verdict}" for verdict in verdicts))
-        _figure(records, serving.folder / "serving.svg", say)
-    for text in failed:
-        print(f"FAILED {text}")
-    if left:
-        say(f"{left} starts are left; the same command does them")
-    say(f"done, {len(records)} measurements, {len(failed)} failures, logs in {serving.folder}")
-    return 1 if failed or left else 0
-
-
-def _draw(file: Path, say: Callable[[str], None]) -> int:
-    from wts.bench import record, serving_table
-
-    for records in serving_table.runs(record.read(file)):
-        print(serving_table.table(records))
-        _figure(records, file.with_name(f"{file.stem}-{records[0]['run_id']}.svg"), say)
-    return 0
-
-
-def _figure(records: Sequence[dict[str, object]], path: Path, say: Callable[[str], None]) -> None:
-    from wts.bench import serving_table
-
-    try:
-        say(f"figure {serving_table.figure(records, path)}")
-    except ImportError as error:
-        say(f"no figure: {error}; `wts bench serving --draw FILE` draws it elsewhere")
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -283,7 +205,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="wts bench serving", description=__doc__)
     configure(parser)
     return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -25,7 +25,7 @@ Point = tuple[int, float]
 """Concurrency and temperature."""
 
 Order = tuple[int, dict[str, object]]
-"""Which start of a turn measures, and what: `serving_worker.measure` has the names."""
+"""Which start of a turn measures, and what: `worker.measure` has the names."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +33,7 @@ class Start:
     """A start that is to be run.
 
     Args:
-        job: its file, which `serving_worker` reads.
+        job: its file, which `worker` reads.
         results: the file that it writes.
         log: of everything that it prints.
         environment: of its processes.
@@ -44,7 +44,7 @@ class Start:
     results: Path
     log: Path
     environment: Mapping[str, str]
-    worker: tuple[str, ...] = ("-m", "wts.bench.serving_worker")
+    worker: tuple[str, ...] = ("-m", "wts.bench.serving.worker")
 
 
 def orders_of(wanted: Sequence[Mapping[Point, int]], *, repeats: int) -> list[Order]:

@@ -4,21 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from wts.bench.cases import GOALS, Point
+from wts.bench import record
+from wts.bench.clock import Cache, Timing, fit_steps
+from wts.bench.head.cases import GOALS, OURS, Point
+from wts.bench.record import Environment
 from wts.dtypes import WeightType
 
-if TYPE_CHECKING:
-    from wts.bench.clock import Cache, Timing
-    from wts.bench.record import Environment
-
-__all__ = ["OURS", "PATHS", "Measured", "ratio_path", "record_of", "table"]
-
-PATHS = ("wts", "wts_exact", "probe", "wts_streaming", "step_torch", "sglang", "sglang_greedy")
-"""Who can be timed, in the order of the table."""
-
-OURS = ("wts", "wts_exact", "probe", "wts_streaming")
+__all__ = ["Measured", "ratio_path", "record_of", "table"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -55,8 +48,14 @@ def table(rows: Sequence[Measured], *, gpu: str) -> str:
     Goals are printed beside ratios only where they were set: int8 weights, L2 cold, r = 256, a
     ratio to SGLang on an H200. Beside the slope of a walk is its ratio to that of its probe.
     """
-    from wts.bench.clock import fit_steps
+    lines = [*_point_lines(rows, gpu=gpu), "", *_slope_lines(rows)]
+    for more in (_rescored_lines(rows), _excluded_lines(rows)):
+        lines += ["", *more] if more else []
+    return "\n".join(lines)
 
+
+def _point_lines(rows: Sequence[Measured], *, gpu: str) -> list[str]:
+    """Times of complete calls, their ratios and goals."""
     against = ratio_path(rows)
     base = {
         (row.point, row.rank, row.cache): row.timing.p50_us for row in rows if row.path == against
@@ -81,17 +80,21 @@ def table(rows: Sequence[Measured], *, gpu: str) -> str:
             f"{point.temperature:>4g} {row.cache:<9} {row.path:<13} {timing.p50_us:>8.1f} "
             f"{timing.p05_us:>8.1f} {timing.p95_us:>8.1f} {ratio:>18} {goal_text:>6} {agree:>6}"
         )
+    return lines
+
+
+def _slope_lines(rows: Sequence[Measured]) -> list[str]:
+    """Lines fitted over K: what a step costs, and what a walk does before its first."""
     groups: dict[tuple[str, int, int, int, float, str, str], dict[int, float]] = {}
     for row in rows:
         point = row.point
         key = (point.head, point.vocab, row.rank, point.batch, point.temperature, row.cache)
         groups.setdefault((*key, row.path), {})[point.steps] = row.timing.p50_us
     fits = {key: fit for key, times in groups.items() if (fit := fit_steps(times)) is not None}
-    lines.append("")
-    lines.append(
+    lines = [
         f"{'head':<6} {'V':>7} {'r':>3} {'B':>3} {'T':>4} {'cache':<9} {'path':<13} "
         f"{'us a step':>10} {'entry us':>9} {'of probe':>9}"
-    )
+    ]
     for group, fit in fits.items():
         head, vocab, rank, batch, temperature, cache, path = group
         probe = fits.get((*group[:-1], "probe"))
@@ -102,32 +105,35 @@ def table(rows: Sequence[Measured], *, gpu: str) -> str:
             f"{head:<6} {vocab:>7} {rank:>3} {batch:>3} {temperature:>4g} {cache:<9} {path:<13} "
             f"{fit.step_us:>10.3f} {fit.entry_us:>9.2f} {share:>9}".rstrip()
         )
+    return lines
+
+
+def _rescored_lines(rows: Sequence[Measured]) -> list[str]:
+    """How much of exact walks was left to exact logits."""
     decided = {row.point: row.rescored for row in rows if row.rescored is not None}
-    lines += [""] if decided else []
-    for point, (part, count) in decided.items():
-        lines.append(
-            f"{point.head}, V={point.vocab} B={point.batch} K={point.steps}: exact logits decided "
-            f"{part:.1%} of the exact walk's steps, of {count:.1f} rows each"
-        )
+    return [
+        f"{point.head}, V={point.vocab} B={point.batch} K={point.steps}: exact logits decided "
+        f"{part:.1%} of the exact walk's steps, of {count:.1f} rows each"
+        for point, (part, count) in decided.items()
+    ]
+
+
+def _excluded_lines(rows: Sequence[Measured]) -> list[str]:
+    """What was timed alone and subtracted."""
     excluded = {
         (row.point, row.cache): row.excluded_us
         for row in rows
         if row.excluded_us is not None and row.excluded_us > 0
     }
-    if excluded:
-        lines.append("")
-    for (point, cache), us in excluded.items():
-        lines.append(
-            f"domino, V={point.vocab} B={point.batch} K={point.steps}, L2 {cache}: the product of "
-            f"hidden states and lm_head, {us:.1f} us alone, is subtracted from sglang"
-        )
-    return "\n".join(lines)
+    return [
+        f"domino, V={point.vocab} B={point.batch} K={point.steps}, L2 {cache}: the product of "
+        f"hidden states and lm_head, {us:.1f} us alone, is subtracted from sglang"
+        for (point, cache), us in excluded.items()
+    ]
 
 
 def record_of(row: Measured, *, run_id: str, environment: Environment) -> dict[str, object]:
     """The record of a row."""
-    from wts.bench import record
-
     sizes = {"H": row.hidden_size, "G": row.state_size, "excluded_us": row.excluded_us}
     if row.rescored is not None:
         sizes |= dict(zip(("rescored_share", "rescored_rows"), row.rescored, strict=True))

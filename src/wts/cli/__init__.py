@@ -482,16 +482,16 @@ def _bench_table(args: argparse.Namespace) -> int:
 
 def _bench(args: argparse.Namespace) -> int:
     if args.what == "serving":
-        from wts.bench import serving
+        from wts.cli import bench_serving
 
-        return serving.main(args.options)
+        return bench_serving.main(args.options)
     if args.what == "all":
-        from wts.bench import every
+        from wts.cli import bench_all
 
-        return every.main(args.options)
-    from wts.bench import head
+        return bench_all.main(args.options)
+    from wts.cli import bench_head
 
-    return head.main(args.options)
+    return bench_head.main(args.options)
 
 
 def _plot(args: argparse.Namespace) -> int:

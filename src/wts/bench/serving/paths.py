@@ -2,7 +2,7 @@
 
 SGLang finds plugins by entry points of installed distributions, in each of its processes. Folders
 stand in for distributions: one names this package's plugin where it runs from a source tree,
-another the null head, a third the switch of `serving_greedy`. Which of them act is said by the
+another the null head, a third the switch of `greedy_only`. Which of them act is said by the
 environment of a start.
 """
 
@@ -15,8 +15,9 @@ from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
 
-from wts.bench import null_head, serving_greedy
-from wts.bench.geometry import Drafter
+from wts.bench.serving import greedy_only as greedily
+from wts.bench.serving import null_head
+from wts.bench.serving.models import Drafter
 from wts.errors import InputError
 
 __all__ = ["PATHS", "Plugins", "Proof", "environment_of", "plugin_folders", "prove"]
@@ -25,9 +26,9 @@ PATHS = ("sglang", "wts", "null_head")
 """SGLang's own head, ours, and none."""
 
 _GROUP = "sglang.srt.plugins"
-_SOURCE = Path(__file__).parents[2]
+_SOURCE = Path(__file__).parents[3]
 _NULL_HEAD = f"{null_head.__name__}:{null_head.install.__name__}"
-_GREEDY = f"{serving_greedy.__name__}:{serving_greedy.install.__name__}"
+_GREEDY = f"{greedily.__name__}:{greedily.install.__name__}"
 
 # What SGLang says itself, in the words of 0.5.23, when a drafter's head is part of its CUDA graph;
 # of DSpark it adds whether another sampler than its own may run.
@@ -74,7 +75,7 @@ class Plugins:
     Args:
         ours: names this package's; None where an installed distribution does, or nothing.
         null: names the null head.
-        greedy: names the switch of `serving_greedy`.
+        greedy: names the switch of `greedy_only`.
     """
 
     ours: Path | None
@@ -145,7 +146,7 @@ def environment_of(
         path: one of PATHS.
         inherited: of this process.
         plugins: ours is on the path of every start, the null head on that of its own starts only.
-        greedy_only: whether the switch of `serving_greedy` is, too, in starts of every path.
+        greedy_only: whether the switch of `greedy_only` is, too, in starts of every path.
         accept_length: simulated tokens a round; 0 leaves acceptance to the verifier.
         scratch: where kernels are kept that one start compiles and the next ones reuse, unless the
             inherited environment says where.

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from wts.bench.record import Record
-from wts.bench.serving_paths import PATHS
+from wts.bench.serving.paths import PATHS
 from wts.errors import InputError
 
 __all__ = ["TITLES", "Row", "figure", "headline", "rows", "runs", "table"]

@@ -7,17 +7,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
-from wts.bench.cases import HeadCase
+import torch
 
-if TYPE_CHECKING:
-    from wts.bench.clock import Timing
-    from wts.bench.head_run import HeadBench
-    from wts.bench.record import Environment
-    from wts.heads.cells import AnyHead
-    from wts.kernels.resident.plan import ResidencyPlan
-    from wts.walk.walker import Walker
+from wts.bench import clock, record
+from wts.bench.clock import Timing
+from wts.bench.head.cases import HeadCase
+from wts.bench.head.ours import Ours, walker_call
+from wts.bench.head.session import HeadBench
+from wts.bench.record import Environment
+from wts.heads.cells import AnyHead
+from wts.kernels.launch import LoadedKernel
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.variants import with_register_fragments
+from wts.walk.walker import Walker
 
 __all__ = ["Placed", "placed_walker", "record_of", "sweep", "sweep_plans"]
 
@@ -43,11 +46,6 @@ def placed_walker(head: AnyHead, base: ResidencyPlan, plan: ResidencyPlan) -> tu
         base: the plan that the planner chose, which any Walker can be made of.
         plan: the same with other places.
     """
-    import torch
-
-    from wts.kernels.launch import LoadedKernel
-    from wts.walk.walker import Walker
-
     walker = Walker(head, base, backend="device")
     device = torch.device("cuda", torch.cuda.current_device())
     exact = LoadedKernel(head, plan, device, _TIMEOUT_MS, spills=True)
@@ -58,14 +56,12 @@ def placed_walker(head: AnyHead, base: ResidencyPlan, plan: ResidencyPlan) -> tu
 def sweep(
     bench: HeadBench, case: HeadCase, fragments: Sequence[int], say: Callable[[str], None]
 ) -> list[Placed]:
-    """Gate and time a case with each number of fragments in registers, all in turns.
+    """Compare and time a case with each number of fragments in registers, all in turns.
 
     Raises:
         WalkFault: a walk gave other tokens than it must.
     """
-    from wts.kernels.resident.variants import with_register_fragments
-
-    base = bench.plan_of(case, bench._head_of(case))
+    base = bench.walks.plan(case, bench.material.head(case))
     plans = [with_register_fragments(base, count) for count in fragments]
     return sweep_plans(bench, case, plans, say)
 
@@ -73,7 +69,7 @@ def sweep(
 def sweep_plans(
     bench: HeadBench, case: HeadCase, plans: Sequence[ResidencyPlan], say: Callable[[str], None]
 ) -> list[Placed]:
-    """Gate and time a case under each of these plans for its head, all in turns.
+    """Compare and time a case under each of these plans for its head, all in turns.
 
     Of `variants.with_choice`, for one: how the choices for registers, rings and loads ahead are
     chosen.
@@ -81,24 +77,21 @@ def sweep_plans(
     Raises:
         WalkFault: a walk gave other tokens than it must.
     """
-    from wts.bench import clock
-    from wts.bench.head_run import Ours, walker_call
-
-    head = bench._head_of(case)
-    base = bench.plan_of(case, head)
-    inputs = {steps: bench._inputs(case, steps) for steps in case.steps}
+    head = bench.material.head(case)
+    base = bench.walks.plan(case, head)
+    inputs = {steps: bench.material.inputs(case, steps) for steps in case.steps}
     variants, made = {}, {}
     for plan in plans:
         walker, spilled = placed_walker(head, base, plan)
         ours = Ours(walker=walker, head=head)
-        bench.check(case, "wts", ours, whole=False)
+        bench.walks.check(case, "wts", ours, whole=False)
         count = plan.register_fragments
         say(f"{count} fragments in registers, {spilled} bytes spilled: tokens equal")
         made[plan.hash] = (walker, spilled)
         for steps in case.steps:
             variants[f"{plan.hash}@{steps}"] = walker_call(inputs[steps], ours.walk)
     timings = clock.time_replays(
-        clock.capture(variants), cache="cold", control=bench._control, rounds=bench._rounds
+        clock.capture(variants), cache="cold", control=bench.control, rounds=bench.rounds
     )
     for walker, _ in made.values():
         walker.check()
@@ -117,8 +110,6 @@ def sweep_plans(
 
 def record_of(placed: Placed, *, run_id: str, environment: Environment) -> dict[str, object]:
     """The record of a placement."""
-    from wts.bench import record
-
     case, plan, timing = placed.case, placed.plan, placed.timing
     return record.build(
         environment,

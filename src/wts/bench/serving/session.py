@@ -15,11 +15,12 @@ from typing import Any, Self
 
 from wts.bench import record
 from wts.bench.record import Environment, Record
-from wts.bench.serving_paths import Plugins, Proof, environment_of, plugin_folders, prove
-from wts.bench.serving_setting import Setting
-from wts.bench.serving_turn import Point, Start, orders_of, run_turn
+from wts.bench.serving.paths import Plugins, Proof, environment_of, plugin_folders, prove
+from wts.bench.serving.setting import Setting
+from wts.bench.serving.starts import Point, Start, orders_of, run_turn
+from wts.bench.serving.texts import Verdict, compare_texts
 
-__all__ = ["Outcome", "ServingRun", "Verdict"]
+__all__ = ["Outcome", "ServingRun"]
 
 # Lines of a log that are shown where a start failed.
 _TAIL_LINES = 12
@@ -41,38 +42,6 @@ class Outcome:
     num_recorded: int
     faults: tuple[str, ...]
     proof: str | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
-    """Greedy texts of a start beside those of SGLang's own head in its first start.
-
-    Args:
-        path: whose texts.
-        repeat: of which start.
-        concurrency: requests at a time.
-        num_equal: requests whose tokens are all the same.
-        num_texts: requests.
-        first_difference: place of the first token that differs in any of them.
-        is_fault: whether SGLang's own texts are always the same, and these are not.
-    """
-
-    path: str
-    repeat: int
-    concurrency: int
-    num_equal: int
-    num_texts: int
-    first_difference: int | None
-    is_fault: bool
-
-    def __str__(self) -> str:
-        first = "" if self.first_difference is None else f", the first at {self.first_difference}"
-        differ = "" if self.num_equal == self.num_texts else f"; others differ{first}"
-        return (
-            f"{self.path}, start {self.repeat + 1}, concurrency {self.concurrency}: "
-            f"{self.num_equal} of {self.num_texts} greedy texts equal those of sglang, "
-            f"start 1{differ}"
-        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -292,8 +261,8 @@ class ServingRun:
         """Compare the greedy texts of all starts with those of SGLang's own head.
 
         Returns:
-            None where acceptance is simulated, which commits tokens that nobody verified; where the
-            null head proposes; and before SGLang's own head was started.
+            No verdict where acceptance is simulated, which commits tokens that nobody verified;
+            where the null head proposes; and before SGLang's own head was started.
         """
         if not self.setting.judges_texts:
             return []
@@ -305,30 +274,7 @@ class ServingRun:
             for line in _lines(file):
                 if line["temperature"] == 0 and line["texts"]:
                     texts[path, int(start), line["concurrency"]] = line["texts"]
-        verdicts = []
-        for (path, number, concurrency), given in sorted(texts.items()):
-            wanted = texts.get(("sglang", 0, concurrency))
-            if wanted is None or (path, number) == ("sglang", 0):
-                continue
-            steady = all(
-                other == wanted
-                for (whose, _, requests), other in texts.items()
-                if whose == "sglang" and requests == concurrency
-            )
-            places = [_first_difference(a, b) for a, b in zip(wanted, given, strict=True)]
-            differing = [place for place in places if place is not None]
-            verdicts.append(
-                Verdict(
-                    path=path,
-                    repeat=number,
-                    concurrency=concurrency,
-                    num_equal=len(places) - len(differing),
-                    num_texts=len(places),
-                    first_difference=min(differing, default=None),
-                    is_fault=bool(differing) and steady and path != "sglang",
-                )
-            )
-        return verdicts
+        return compare_texts(texts)
 
 
 def _measured_by_all(
@@ -358,13 +304,6 @@ def _measured_by_all(
 def _point(line: Mapping[str, Any]) -> Point:
     """Of a record or a line of results."""
     return int(line["concurrency"]), float(line["T"] if "T" in line else line["temperature"])
-
-
-def _first_difference(left: Sequence[int], right: Sequence[int]) -> int | None:
-    if left == right:
-        return None
-    pairs = enumerate(zip(left, right, strict=False))
-    return next((place for place, (a, b) in pairs if a != b), min(len(left), len(right)))
 
 
 def _lines(path: Path) -> Iterator[dict[str, Any]]:

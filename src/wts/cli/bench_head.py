@@ -12,37 +12,31 @@ is timed alone in the same run and subtracted.
 from __future__ import annotations
 
 import argparse
-import gc
 import sys
-import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wts.bench.arguments import names, numbers, size
-from wts.bench.cases import (
+from wts.bench.head.cases import (
     DEFAULT_HIDDEN_SIZE,
     DEFAULT_STATE_SIZE,
+    PATHS,
     HeadCase,
     grid_cases,
     product_cases,
 )
-from wts.bench.head_run import HeadBench
-from wts.bench.head_table import PATHS, Measured, record_of, table
+from wts.cli.options import names, numbers, size
 from wts.dtypes import WEIGHT_TYPES
-from wts.errors import DeviceError, WalkError
+from wts.errors import WalkError
 from wts.heads.kinds import HEAD_KINDS
 from wts.progress import sayer
 
 if TYPE_CHECKING:
-    from wts.bench.baselines import Sglang
     from wts.bench.clock import Cache
+    from wts.bench.head.run import Options
 
-__all__ = ["configure", "main", "run"]
+__all__ = ["caches_of", "cases_of", "configure", "main", "options_of", "rounds_of", "run"]
 
-# Timed only where they are named: nobody would walk like the first, and the second is another walk.
-_ASKED_FOR = ("wts_streaming", "wts_exact")
-_DEVICE = "cuda"
 _CACHES = ("cold", "cold_read", "warm")
 _ROUNDS = 60
 _QUICK_ROUNDS = 20
@@ -50,6 +44,12 @@ _QUICK_ROUNDS = 20
 
 def configure(parser: argparse.ArgumentParser) -> None:
     """Add the options of `wts bench head` to a parser."""
+    _add_points(parser)
+    _add_measuring(parser)
+
+
+def _add_points(parser: argparse.ArgumentParser) -> None:
+    """What is measured: heads, sizes, lengths, paths."""
     integers = numbers(int, 1)
     add = parser.add_argument
     add("--grid", action="store_true", help="all points that have a goal; other options filter")
@@ -94,6 +94,11 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="what our walks keep of the projection, default int8; those of bf16 are compared "
         "wherever sums in any order give one token",
     )
+
+
+def _add_measuring(parser: argparse.ArgumentParser) -> None:
+    """How it is measured, and what is kept."""
+    add = parser.add_argument
     add("--rounds", type=int, metavar="N", help=f"samples per point, default {_ROUNDS}")
     add("--quick", action="store_true", help=f"{_QUICK_ROUNDS} samples, L2 cold only")
     add(
@@ -157,105 +162,44 @@ def rounds_of(args: argparse.Namespace) -> int:
     return _QUICK_ROUNDS if args.quick else _ROUNDS
 
 
-def _choose_paths(
-    wanted: tuple[str, ...] | None, say: Callable[[str], None]
-) -> tuple[tuple[str, ...], Sglang | None]:
-    """The paths to time, and SGLang if one of them needs it.
+def options_of(args: argparse.Namespace) -> Options:
+    """What the parsed options ask for."""
+    from wts.bench.head.run import Options
 
-    Raises:
-        DeviceError: SGLang was asked for by name and cannot be had.
-    """
-    from wts.bench.baselines import load_sglang
-
-    paths = tuple(path for path in PATHS if path not in _ASKED_FOR) if wanted is None else wanted
-    if not any(path.startswith("sglang") for path in paths):
-        return paths, None
-    say("importing SGLang")
-    try:
-        return paths, load_sglang()
-    except DeviceError as error:
-        if wanted is not None:
-            raise
-        say(f"paths sglang and sglang_greedy are left out. {error}")
-        return tuple(path for path in paths if not path.startswith("sglang")), None
+    return Options(
+        cases=cases_of(args),
+        paths=args.paths,
+        caches=caches_of(args),
+        rounds=rounds_of(args),
+        whole=args.gate == "whole",
+        trace_parts=args.parts,
+        weights=args.weights,
+        seed=args.seed,
+        out=args.out,
+        commit=args.commit,
+    )
 
 
 def run(args: argparse.Namespace) -> int:
     """Measure what the parsed options ask for.
 
     Returns:
-        0; 1 if a case or a baseline failed its gate or could not run; 2 if nothing can be measured.
+        0; 1 if a case or a baseline failed its comparison or could not run; 2 if nothing can be
+        measured.
     """
     say = sayer()
-
-    cases = cases_of(args)
-    if not cases:
+    if not cases_of(args):
         print("wts bench head: no point of the grid is left by these options", file=sys.stderr)
         return 2
+
+    from wts.bench.head.run import Run
+
     try:
-        import torch
-
-        if not torch.cuda.is_available():
-            raise DeviceError.mismatch(
-                "gpu",
-                wanted="an NVIDIA GPU that torch can use",
-                found=f"none (torch {torch.__version__})",
-                fix="run the benchmark on a machine with one; `wts doctor` says what is missing",
-            )
-        paths, library = _choose_paths(args.paths, say)
-        # Each capture collects garbage; what the imports above left need not be searched each time.
-        gc.freeze()
-        from wts.bench import record
-        from wts.bench.gate import WalkFault
-
-        environment = record.capture_environment(described=args.commit)
-        bench = HeadBench(
-            paths=paths,
-            caches=caches_of(args),
-            rounds=rounds_of(args),
-            whole_gate=args.gate == "whole",
-            seed=args.seed,
-            library=library,
-            device=_DEVICE,
-            trace_parts=args.parts,
-            weights=args.weights,
-        )
+        measuring = Run(options_of(args), say)
     except WalkError as error:
         print(f"wts bench head: {error}", file=sys.stderr)
         return 2
-    run_id = record.new_run_id()
-    say(f"run {run_id} on {environment.gpu}: {len(cases)} cases, paths {', '.join(paths)}")
-    rows: list[Measured] = []
-    failed: list[str] = []
-    for number, case in enumerate(cases, start=1):
-        name = f"{number}/{len(cases)} {case}"
-        say(name)
-        try:
-            measured, faults = bench.measure(case, say)
-        except Exception as error:
-            # The cases measured so far are kept, whatever happens to this one.
-            if not isinstance(error, (WalkError, WalkFault)):
-                traceback.print_exc()
-            measured, faults = [], [f"not timed: {type(error).__name__}: {error}"]
-        for fault in faults:
-            failed.append(f"{case}, {fault}")
-            say(f"FAILED {fault}")
-        for row in measured:
-            if args.out is not None:
-                record.append(args.out, record_of(row, run_id=run_id, environment=environment))
-        rows += measured
-    if rows:
-        print(table(rows, gpu=environment.gpu))
-    if bench.parts:
-        from wts.bench.parts import parts_text
-
-        print(f"\n{parts_text(bench.parts)}")
-    for text in failed:
-        print(f"FAILED {text}")
-    if args.out is None:
-        say("no record was written; pass --out DIR to keep this run")
-    say(f"done, {len(rows)} points, {len(failed)} failures")
-    return 1 if failed else 0
+    return measuring.measure()
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -263,7 +207,3 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="wts bench head", description=__doc__)
     configure(parser)
     return run(parser.parse_args(argv))
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -9,13 +9,14 @@ import re
 from collections.abc import Mapping, Sequence
 from importlib import resources
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
 
-if TYPE_CHECKING:
-    from wts.bench.baselines import WalkInputs
-    from wts.walk.walker import Walker
+from wts.bench.baselines.inputs import WalkInputs
+from wts.bench.gate import compare
+from wts.kernels.launch import LoadedKernel
+from wts.numerics.gumbel import Noise
+from wts.walk.walker import Walker
 
 __all__ = ["PARTS", "parts_of", "parts_text", "traced_parts"]
 
@@ -79,10 +80,6 @@ def traced_parts(walker: Walker, inputs: WalkInputs) -> dict[str, float]:
     Raises:
         WalkFault: it gave other tokens than the Walker.
     """
-    from wts.bench.gate import compare
-    from wts.kernels.launch import LoadedKernel
-    from wts.numerics.gumbel import Noise
-
     assert walker._device_walk is not None
     traced = LoadedKernel(
         walker.head, walker.plan, walker._device_walk.device, _TIMEOUT_MS, trace=True

@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-import argparse
 import hashlib
-import importlib
 import json
-import random
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wts.bench import serving_greedy
-from wts.bench.geometry import (
+from wts.bench.serving import greedy_only
+from wts.bench.serving.models import (
     DRAFTERS,
     GEOMETRIES,
     Drafter,
@@ -22,17 +18,59 @@ from wts.bench.geometry import (
     write_drafter,
     write_target,
 )
+from wts.bench.serving.prompts import random_prompts, read_prompts
 from wts.errors import InputError
 
 if TYPE_CHECKING:
     import torch
 
-__all__ = ["Setting", "make"]
+__all__ = ["Setting", "Wanted", "engine_arguments", "make"]
 
-# Random prompts keep away from the ends of a vocabulary, where special tokens are.
-_PROMPT_MARGIN = 1024
 # What a request may take of an engine's cache beyond its tokens: drafted blocks, ends of pages.
 _TOKENS_TO_SPARE = 256
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What is to be served, as the options of `wts bench serving` say it.
+
+    Args:
+        target: a target model's folder; None: one of random weights, as its drafter is.
+        draft: its drafter's.
+        accept: what these are: "checkpoint" or "trained".
+        model: geometry of a random target.
+        drafter: kind of a random drafter.
+        block: tokens of its blocks.
+        rank: r of its head.
+        accept_length: simulated tokens a round of random models; 0: what the verifier accepts.
+        prompts: file of prompts; None: random ones.
+        prompt_tokens: of a random prompt.
+        concurrency: requests at a time, of each point.
+        temperature: of each point.
+        tokens: to generate in short and in long runs.
+        repeats: measurements of a point in a start.
+        together: whether starts of all paths get ready side by side.
+        seed: of weights, prompts and the engine.
+        engine: more arguments of `sglang.Engine`, by name.
+    """
+
+    target: Path | None
+    draft: Path | None
+    accept: str
+    model: str
+    drafter: Drafter
+    block: int
+    rank: int
+    accept_length: float
+    prompts: Path | None
+    prompt_tokens: int
+    concurrency: tuple[int, ...]
+    temperature: tuple[float, ...]
+    tokens: tuple[int, int]
+    repeats: int
+    together: bool
+    seed: int
+    engine: tuple[tuple[str, object], ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,7 +87,7 @@ class Setting:
         inputs: "random" or "recorded", as in records.
         accept: "simulated", "random" (a verifier of random weights), "checkpoint" or "trained".
         accept_length: simulated tokens a round; 0 where the verifier decides.
-        greedy_only: whether engines can serve greedy requests only; see `serving_greedy`.
+        greedy_only: whether engines can serve greedy requests only; see the module `greedy_only`.
         engine: arguments of `sglang.Engine`.
         prompts: tokens of each request.
         short: tokens to generate in short runs.
@@ -94,11 +132,11 @@ class Setting:
         return hashlib.sha256(text.encode()).hexdigest()[:12]
 
 
-def make(args: argparse.Namespace, scratch: Path, *, device: str | torch.device = "cpu") -> Setting:
-    """Make a setting of parsed options; writes the folders of models that have none.
+def make(wanted: Wanted, scratch: Path, *, device: str | torch.device = "cpu") -> Setting:
+    """Make a setting; writes the folders of models that have none.
 
     Args:
-        args: of `wts bench serving`.
+        wanted: what is to be served.
         scratch: where those folders go, and stay for later runs.
         device: where random weights are drawn.
 
@@ -106,46 +144,50 @@ def make(args: argparse.Namespace, scratch: Path, *, device: str | torch.device 
         InputError: options that do not fit each other, or prompts that cannot be read.
         CheckpointError: a drafter's folder that cannot be read.
     """
-    if (args.target is None) != (args.draft is None):
+    target, draft = wanted.target, wanted.draft
+    if target is not None and draft is not None:
+        served = _given_models(target, draft, wanted.accept)
+    elif target is None and draft is None:
+        served = _random_models(wanted, scratch, device)
+    else:
         raise InputError.mismatch(
             "target, draft",
             wanted="both or neither: a drafter belongs to its target",
             found="only one of them",
             fix="pass both folders, or none to serve random weights",
         )
-    served = _random_models(args, scratch, device) if args.target is None else _given_models(args)
-    most = max(args.concurrency)
+    most = max(wanted.concurrency)
     prompts = (
-        _random_prompts(served.vocab, most, args.prompt_tokens, args.seed)
-        if args.prompts is None
-        else _read_prompts(args.prompts, args.target)[:most]
+        random_prompts(served.vocab, most, wanted.prompt_tokens, wanted.seed)
+        if wanted.prompts is None
+        else read_prompts(wanted.prompts, served.target_folder)[:most]
     )
     if len(prompts) < most:
         raise InputError.mismatch(
             "prompts",
             wanted=f"{most}, one for each request of the largest concurrency",
-            found=f"{len(prompts)} in {args.prompts}",
+            found=f"{len(prompts)} in {wanted.prompts}",
             fix="pass more prompts, or a smaller --concurrency",
         )
-    serving_greedy.check_temperatures(served.drafter, args.temperature)
-    greedy_only = serving_greedy.is_needed(served.drafter)
-    short, long = args.tokens
+    greedy_only.check_temperatures(served.drafter, wanted.temperature)
+    greedily = greedy_only.is_needed(served.drafter)
+    short, long = wanted.tokens
     return Setting(
         model=served.model,
-        draft=f"{served.draft}, {serving_greedy.NOTE}" if greedy_only else served.draft,
+        draft=f"{served.draft}, {greedy_only.NOTE}" if greedily else served.draft,
         drafter=served.drafter,
         vocab=served.vocab,
         rank=served.rank,
         block=served.block,
-        inputs="random" if args.target is None else "recorded",
+        inputs="random" if target is None else "recorded",
         accept=served.accept,
         accept_length=served.accept_length,
-        greedy_only=greedy_only,
-        engine=_engine(served, most, max(map(len, prompts)), args),
+        greedy_only=greedily,
+        engine=_engine(served, most, max(map(len, prompts)), wanted),
         prompts=prompts,
         short=short,
         long=long,
-        repeats=args.repeats,
+        repeats=wanted.repeats,
     )
 
 
@@ -167,48 +209,48 @@ class _Served:
         return self.accept in ("simulated", "random")
 
 
-def _random_models(args: argparse.Namespace, scratch: Path, device: str | torch.device) -> _Served:
-    drafter: Drafter = args.drafter
-    geometry = GEOMETRIES[args.model]
-    most = args.block if drafter == "domino" else args.block + 1
-    if args.accept_length != 0 and not 1 <= args.accept_length <= most:
+def _random_models(wanted: Wanted, scratch: Path, device: str | torch.device) -> _Served:
+    drafter, geometry = wanted.drafter, GEOMETRIES[wanted.model]
+    most = wanted.block if drafter == "domino" else wanted.block + 1
+    if wanted.accept_length != 0 and not 1 <= wanted.accept_length <= most:
         raise InputError.mismatch(
             "accept-length",
-            wanted=f"1..{most} for a block of {args.block}, or 0 to let the verifier decide",
-            found=args.accept_length,
+            wanted=f"1..{most} for a block of {wanted.block}, or 0 to let the verifier decide",
+            found=wanted.accept_length,
             fix="pass a length that a round can have",
         )
-    folder = scratch / f"{args.model}-{drafter}-block{args.block}-rank{args.rank}-seed{args.seed}"
+    sizes = f"block{wanted.block}-rank{wanted.rank}-seed{wanted.seed}"
+    folder = scratch / f"{wanted.model}-{drafter}-{sizes}"
     return _Served(
-        target_folder=write_target(scratch / args.model, geometry),
+        target_folder=write_target(scratch / wanted.model, geometry),
         draft_folder=write_drafter(
             folder,
             geometry,
             drafter,
-            block=args.block,
-            rank=args.rank,
-            seed=args.seed,
+            block=wanted.block,
+            rank=wanted.rank,
+            seed=wanted.seed,
             device=device,
         ),
-        model=f"{args.model} geometry, dummy weights",
-        draft=f"{drafter}, block {args.block}, {geometry.draft_layers} layers, random weights",
+        model=f"{wanted.model} geometry, dummy weights",
+        draft=f"{drafter}, block {wanted.block}, {geometry.draft_layers} layers, random weights",
         drafter=drafter,
         vocab=geometry.vocab,
-        rank=args.rank,
-        block=args.block,
-        accept="simulated" if args.accept_length else "random",
-        accept_length=args.accept_length,
+        rank=wanted.rank,
+        block=wanted.block,
+        accept="simulated" if wanted.accept_length else "random",
+        accept_length=wanted.accept_length,
     )
 
 
-def _given_models(args: argparse.Namespace) -> _Served:
+def _given_models(target: Path, draft: Path, accept: str) -> _Served:
     from wts.heads.config import read_config
 
-    config = read_config(args.draft)
+    config = read_config(draft)
     rank = config.markov_rank if config.domino is None else config.domino.emb_dim
     if config.block_size is None or rank is None:
         raise InputError.mismatch(
-            f"{args.draft / 'config.json'}",
+            f"{draft / 'config.json'}",
             wanted="block_size, and the rank of the head",
             found=f"block_size {config.block_size}, rank {rank}",
             fix="add them to the drafter's config",
@@ -217,15 +259,15 @@ def _given_models(args: argparse.Namespace) -> _Served:
     kind = {"vanilla": "markov"}.get(config.markov_head_type, config.markov_head_type)
     drafter = kinds["domino" if config.domino is not None else kind]
     return _Served(
-        target_folder=args.target,
-        draft_folder=args.draft,
-        model=args.target.resolve().name,
-        draft=args.draft.resolve().name,
+        target_folder=target,
+        draft_folder=draft,
+        model=target.resolve().name,
+        draft=draft.resolve().name,
         drafter=drafter,
         vocab=config.draft_vocab_size,
         rank=rank,
         block=config.block_size,
-        accept=args.accept,
+        accept=accept,
         accept_length=0.0,
     )
 
@@ -279,79 +321,18 @@ def engine_arguments(
     return arguments
 
 
-def _engine(
-    served: _Served, most: int, longest_prompt: int, args: argparse.Namespace
-) -> dict[str, object]:
+def _engine(served: _Served, most: int, longest_prompt: int, wanted: Wanted) -> dict[str, object]:
     arguments = engine_arguments(
         served.target_folder,
         served.draft_folder,
         domino=served.drafter == "domino",
         requests=most,
-        seed=args.seed,
-        longest=longest_prompt + max(args.tokens) if args.together else None,
+        seed=wanted.seed,
+        longest=longest_prompt + max(wanted.tokens) if wanted.together else None,
     )
     arguments |= {
         "load_format": "dummy" if served.is_random else "auto",
         "speculative_draft_load_format": "auto",
         "dtype": "bfloat16",
     }
-    return arguments | dict(args.engine)
-
-
-def _random_prompts(vocab: int, num: int, length: int, seed: int) -> list[list[int]]:
-    draw = random.Random(seed)
-    margin = min(_PROMPT_MARGIN, vocab // 4)
-    return [[draw.randrange(margin, vocab - margin) for _ in range(length)] for _ in range(num)]
-
-
-def _read_prompts(path: Path, target: Path) -> list[list[int]]:
-    """Read JSON lines: a list of tokens, or an object with `tokens`, `text` or `prompt`."""
-    try:
-        lines = [
-            json.loads(line)
-            for line in path.read_text(encoding="utf-8").splitlines()
-            if line.strip()
-        ]
-    except (OSError, json.JSONDecodeError) as error:
-        raise InputError.mismatch(
-            "prompts", wanted="a readable file of JSON lines", found=str(error), fix="correct it"
-        ) from error
-    prompts: list[list[int]] = []
-    texts: dict[int, str] = {}
-    for number, line in enumerate(lines, start=1):
-        value = line
-        if isinstance(line, dict):
-            value = next(
-                (line[name] for name in ("tokens", "text", "prompt") if name in line), None
-            )
-        if isinstance(value, str):
-            texts[len(prompts)] = value
-            prompts.append([])
-        elif isinstance(value, list) and value and all(type(token) is int for token in value):
-            prompts.append(value)
-        else:
-            raise InputError.mismatch(
-                f"{path}, line {number}",
-                wanted="a list of tokens, or an object with tokens, text or prompt",
-                found=json.dumps(line)[:60],
-                fix="correct the line",
-            )
-    for place, tokens in zip(texts, _tokenise(list(texts.values()), target), strict=True):
-        prompts[place] = tokens
-    return prompts
-
-
-def _tokenise(texts: Sequence[str], target: Path) -> list[list[int]]:
-    if not texts:
-        return []
-    try:
-        transformers = importlib.import_module("transformers")
-    except ImportError as error:
-        raise InputError.mismatch(
-            "prompts",
-            wanted="transformers, to make tokens of texts",
-            found=str(error),
-            fix="install it, or pass tokens",
-        ) from error
-    tokenizer = transformers.AutoTokenizer.from_pretrained(str(target))
-    return [list(tokenizer(text)["input_ids"]) for text in texts]
+    return arguments | dict(wanted.engine)

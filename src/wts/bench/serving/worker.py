@@ -1,4 +1,4 @@
-"""One start of an engine, measured: `python -m wts.bench.serving_worker JOB RESULTS`.
+"""One start of an engine, measured: `python -m wts.bench.serving.worker JOB RESULTS`.
 
 A process of its own, because the environment of an engine's start says which head it serves with.
 The job is read from a JSON file. A byte on standard output says that the engine is ready, and one

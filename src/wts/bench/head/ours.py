@@ -1,0 +1,182 @@
+"""Our own walks of a case: planned, compared with the emulator, and called."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import cast
+
+import torch
+
+from wts.bench import gate
+from wts.bench.baselines.inputs import WalkInputs
+from wts.bench.gate import EmulatedWalk, Walk, emulator_of
+from wts.bench.head.cases import HeadCase
+from wts.bench.head.material import Material
+from wts.dtypes import WeightType
+from wts.heads.cells import AnyHead
+from wts.heads.markov import MarkovHead
+from wts.kernels.planner import plan_residency
+from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.variants import streaming_plan
+from wts.numerics.gumbel import Noise
+from wts.walk.walker import Walker
+
+__all__ = ["Ours", "Walks", "inputs_of", "make_noise", "rescored", "walker_call"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Ours:
+    """A walk of our own: of the head, or of its probe."""
+
+    walker: Walker
+    head: AnyHead
+
+    @property
+    def walk(self) -> Walk:
+        """It as a call."""
+        return cast("Walk", self.walker)
+
+    @property
+    def plan(self) -> ResidencyPlan:
+        """Its plan, which may be another than was asked for: see `Walker`."""
+        return self.walker.plan
+
+
+class Walks:
+    """Makes walks of cases and compares their tokens; keeps emulators for other cases."""
+
+    def __init__(self, material: Material, *, weights: WeightType, whole: bool) -> None:
+        """Nothing is made yet.
+
+        Args:
+            material: what walks are made of.
+            weights: what they keep of the projection.
+            whole: compare all steps of all rows.
+        """
+        self._material = material
+        self.weights = weights
+        self._whole = whole
+        self._emulated: AnyHead | None = None
+        self._emulators: dict[tuple[str, bool], tuple[Walk, int, int]] = {}
+
+    def make(self, case: HeadCase, path: str, say: Callable[[str], None]) -> Ours:
+        """A walk on the device whose tokens were compared with the emulator's.
+
+        Raises:
+            WalkFault: they are others.
+        """
+        head = self._material.head(case)
+        if path == "probe":
+            head = gate.probe_of(head)
+        plan = self.plan(case, head, exact=path == "wts_exact")
+        if path == "wts_streaming":
+            plan = streaming_plan(plan)
+        # The plan of a Walker may be another: the compiler may want one with fewer registers.
+        made = Ours(walker=Walker(head, plan, backend="device"), head=head)
+        num_tokens = self.check(case, path, made, whole=self._whole)
+        made.walker.check()
+        equal = "equal the emulator's" if self.weights == "int8" else "are the only ones allowed"
+        say(f"{num_tokens} tokens of {path} {equal}")
+        return made
+
+    def plan(self, case: HeadCase, head: AnyHead, *, exact: bool = False) -> ResidencyPlan:
+        """The plan of a case on this machine."""
+        return plan_residency(
+            head,
+            "LOCAL",
+            batch=case.batch,
+            steps=case.max_steps,
+            sampled=case.sampled,
+            weights=self.weights,
+            exact=exact,
+        )
+
+    def check(self, case: HeadCase, path: str, ours: Ours, *, whole: bool) -> int:
+        """Compare a walk with the emulator, or with what any order of sums allows.
+
+        Returns:
+            How many tokens were compared.
+
+        Raises:
+            WalkFault: some are others.
+        """
+        drawn = self._material.draw(case, case.max_steps, seed=1)
+        if path == "probe":
+            drawn = replace(drawn, hidden=None)
+        part_of = partial(gate.device_part, ours.walker)
+        if self.weights == "int8":
+            emulator = self._emulator_of(case, path, ours)
+            return gate.check_walk(
+                ours.walk, emulator, drawn, whole=whole, make_noise=make_noise, part_of=part_of
+            )
+        return gate.check_followed(
+            ours.walk,
+            emulator_of(ours.walker),
+            drawn,
+            whole=whole,
+            make_noise=make_noise,
+            part_of=part_of,
+        )
+
+    def _emulator_of(self, case: HeadCase, path: str, ours: Ours) -> Walk:
+        """The emulator of this head that was built last, if its plan is large enough.
+
+        Tokens do not depend on the plan, so one of a larger batch serves; that saves packing the
+        weights again on the CPU while the GPU waits. Of a Markov head it packs the weights itself;
+        input rows of other heads, which take the CPU minutes, are the device's.
+        """
+        if self._emulated is not self._material.head(case):
+            self._emulators.clear()
+            self._emulated = self._material.head(case)
+        path = "wts" if path == "wts_streaming" else path  # the same head, so the same tokens
+        kept = self._emulators.get((path, case.sampled))
+        if kept is not None and kept[1] >= case.batch and kept[2] >= case.max_steps:
+            return kept[0]
+        emulator: Walk
+        if ours.head.kind == "markov":
+            on_cpu = MarkovHead(table=ours.head.table.cpu(), projection=ours.head.projection.cpu())
+            emulator = cast("Walk", Walker(on_cpu, ours.plan, backend="emulator"))
+        else:
+            emulator = EmulatedWalk(emulator_of(ours.walker))
+        self._emulators[path, case.sampled] = (emulator, case.batch, case.max_steps)
+        return emulator
+
+
+def inputs_of(path: str, inputs: WalkInputs, head: AnyHead) -> WalkInputs:
+    """The inputs of a walk of our own, of this head: the probe reads no hidden states."""
+    return inputs if path != "probe" else replace(inputs, head=head, hidden=None, lm_head=None)
+
+
+def rescored(exact: Ours, inputs: WalkInputs) -> tuple[float, float]:
+    """Of one walk: the share of its steps that exact logits decided, and rows of one of these."""
+    before = exact.walker.report()
+    walker_call(inputs, exact.walk)()
+    after = exact.walker.report()
+    batch, steps, _ = inputs.base_logits.shape
+    decided = after.rescored_steps - before.rescored_steps
+    rows = after.rescored_rows - before.rescored_rows
+    return decided / (batch * steps), rows / max(1, decided)
+
+
+def make_noise(key: int, offset: torch.Tensor) -> Noise:
+    """The noise argument of a sampled walk."""
+    return Noise(key=key, offset=offset)
+
+
+def walker_call(inputs: WalkInputs, walk: Walk) -> Callable[[], torch.Tensor]:
+    """Our walk of these inputs: sampled walks export their step logits, greedy ones keep none."""
+    read = {} if inputs.hidden is None else {"hidden": inputs.hidden}
+    if inputs.temperatures is None:
+        return lambda: walk(inputs.base_logits, inputs.anchor, **read)
+    assert inputs.noise_offset is not None
+    noise = make_noise(inputs.noise_key, inputs.noise_offset)
+    return lambda: walk(
+        inputs.base_logits,
+        inputs.anchor,
+        **read,
+        temperatures=inputs.temperatures,
+        noise=noise,
+        logits_out=inputs.logits_out,
+    )
