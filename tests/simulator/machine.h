@@ -1,7 +1,8 @@
 // What the kernel's instructions are imitated with, whatever the plan: fibers, their meetings,
 // barriers and copies, and the intrinsics of CUDA. Compiled once for all plans, as a header and as
-// machine.cpp. Fibers take turns in an order drawn from a seed, bulk copies land late, shared memory
-// starts as garbage, and every access of global memory is checked against what the launch was given.
+// machine.cpp. Fibers take turns in an order drawn from a seed, bulk copies land late, shared
+// memory starts as garbage, and every access of global memory is checked against what the launch
+// was given.
 #pragma once
 #include <setjmp.h>
 #include <ucontext.h>
@@ -216,7 +217,9 @@ inline unsigned __ballot_sync(unsigned, bool value) {
 }
 
 inline int __popc(unsigned value) { return __builtin_popcount(value); }
-inline int __clz(int value) { return value == 0 ? 32 : __builtin_clz(static_cast<unsigned>(value)); }
+inline int __clz(int value) {
+  return value == 0 ? 32 : __builtin_clz(static_cast<unsigned>(value));
+}
 inline int __ffs(int value) { return __builtin_ffs(value); }
 
 inline int __shfl_sync(unsigned, int value, int lane) {

@@ -1,7 +1,8 @@
 // Stands in for csrc/ptx.cuh on a CPU: each CUDA thread is a fiber, each warp instruction a meeting
-// of its 32 lanes, each barrier and copy a few lines of plain C++. The rest of csrc is compiled as it
-// is. Fibers take turns in an order drawn from a seed, bulk copies land late, shared memory starts
-// as garbage, and every access of global memory is checked against what the launch was given.
+// of its 32 lanes, each barrier and copy a few lines of plain C++. The rest of csrc is compiled as
+// it is. Fibers take turns in an order drawn from a seed, bulk copies land late, shared memory
+// starts as garbage, and every access of global memory is checked against what the launch was
+// given.
 #pragma once
 #include "machine.h"
 #include "plan_constants.h"
@@ -26,8 +27,8 @@ inline int lane_index() { return sim::current->thread % sim::LANES; }
 inline int warp_index() { return sim::current->thread / sim::LANES; }
 
 // m16n8k32, row by column: lane 4 g + t holds rows g, g + 8 and bytes 4 t.., 16 + 4 t.. of A, bytes
-// 4 t.., 16 + 4 t.. of column g of B, and columns 2 t, 2 t + 1 of the result's rows g, g + 8. What the
-// products add to these four, of words of COUNT elements each.
+// 4 t.., 16 + 4 t.. of column g of B, and columns 2 t, 2 t + 1 of the result's rows g, g + 8. What
+// the products add to these four, of words of COUNT elements each.
 template <int COUNT, typename Element>
 inline auto products(const u32* a, u32 b0, u32 b1, Element element) {
   sim::Packet mine{};
@@ -61,8 +62,8 @@ inline void mma_s8_first(int (&d)[4], const u32* a, u32 b0, u32 b1) {
   mma_s8(d, a, b0, b1);
 }
 
-// m16n8k16 of bf16: the same words of two elements each. 16 products are added to the sum in fp64, which is
-// exact but where they are very different, and rounded once: as the emulator does.
+// m16n8k16 of bf16: the same words of two elements each. 16 products are added to the sum in fp64,
+// which is exact but where they are very different, and rounded once: as the emulator does.
 inline void mma_bf16(float (&d)[4], const u32* a, u32 b0, u32 b1) {
   const auto sums = products<2>(a, b0, b1, [](u32 word, int index) {
     return static_cast<double>(bits_as<float>(index ? word & 0xffff0000u : word << 16));
@@ -179,8 +180,8 @@ void warpgroup_wait() {
   products.erase(products.begin(), products.begin() + static_cast<long>(done));
 }
 
-// ---- tensor memory: 128 lanes of 512 words. Products and commits are done late, one after the other; until
-// then sums are garbage and operands are not read.
+// ---- tensor memory: 128 lanes of 512 words. Products and commits are done late, one after the
+// other; until then sums are garbage and operands are not read.
 
 inline u32* tensor_cell(sim::Block& block, u32 lane, u32 column) {
   if (lane >= 128 || column >= block.tensor_columns)
@@ -213,7 +214,8 @@ inline u32 tensor_lane(u32 place) {
   return lane;
 }
 inline void tensor_store(u32 place, const u32 (&v)[4]) {
-  const u32 lane = tensor_lane(place) + lane_index() / 4, column = (place & 0xffff) + lane_index() % 4;
+  const u32 lane = tensor_lane(place) + lane_index() / 4,
+            column = (place & 0xffff) + lane_index() % 4;
   for (u32 i = 0; i < 4; ++i)
     *tensor_cell(*sim::current->block, lane + 8 * (i % 2), column + 4 * (i / 2)) = v[i];
 }
@@ -249,7 +251,8 @@ inline void tensor_product(u32 sums, u64 a, u64 b, bool add) {
 inline void tensor_commit(u64* pointer) {
   begin_tensor_work({&sim::barrier(pointer), 0, 0, 0, 0, 0, false, false});
 }
-// 16 bytes of a row of an operand in shared memory: core matrices of eight rows, no swizzle (9.7.16.4.1).
+// 16 bytes of a row of an operand in shared memory: core matrices of eight rows, no swizzle
+// (9.7.16.4.1).
 inline const signed char* tensor_row(sim::Block& block, u64 descriptor, int row, int half) {
   const auto field = [&](int low) { return static_cast<u32>(descriptor >> low & 0x3fff) << 4; };
   const u32 address = field(0) + half * field(16) + row / 8 * field(32) + row % 8 * 16;
@@ -383,7 +386,8 @@ inline void made_here(u32&) {}
 inline int warp_max(int value) {
   const sim::Packet* all = sim::meet(static_cast<u32>(value));
   int most = static_cast<int>(all[0].word[0]);
-  for (int lane = 1; lane < sim::LANES; ++lane) most = max(most, static_cast<int>(all[lane].word[0]));
+  for (int lane = 1; lane < sim::LANES; ++lane)
+    most = max(most, static_cast<int>(all[lane].word[0]));
   return most;
 }
 inline u32 warp_max_unsigned(u32 value) {
@@ -406,7 +410,9 @@ inline u32 round_bf16(float value) {
   if (value != value) return 0x7fffu;
   return (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
 }
-inline u32 round_bf16x2(float low, float high) { return round_bf16(low) | (round_bf16(high) << 16); }
+inline u32 round_bf16x2(float low, float high) {
+  return round_bf16(low) | (round_bf16(high) << 16);
+}
 inline u32 plus_zero_bf16x2(u32 pair) {
   const auto half = [](u32 bits) {
     return round_bf16(__fadd_rn(__uint_as_float(bits << 16), 0.0f));

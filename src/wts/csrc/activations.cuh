@@ -20,9 +20,9 @@ __device__ __forceinline__ float rounded(float value) {
 }
 
 // a / b, rounded as a division is, without a branch: where b, the quotient and a's last places are
-// far from the ends of fp32 (wts/activations.py sees to that), an approximate reciprocal, made better
-// once, gives a quotient whose exact remainder puts right what is wrong with it (Markstein). Where b is
-// infinite or NaN, or a is, NaN.
+// far from the ends of fp32 (wts/activations.py sees to that), an approximate reciprocal, made
+// better once, gives a quotient whose exact remainder puts right what is wrong with it (Markstein).
+// Where b is infinite or NaN, or a is, NaN.
 __device__ __forceinline__ float divided(float a, float b) {
   float inverse = approximate_reciprocal(b);
   inverse = fmaf(fmaf(-b, inverse, 1.0f), inverse, inverse);
@@ -36,7 +36,8 @@ struct Reduced {
   float q, power;
 
   __device__ __forceinline__ explicit Reduced(float y) {
-    constexpr float LOW_PLACE_IS_ONE = 12582912.0f;  // 1.5 2^23: a sum with it is rounded to integers
+    // 1.5 2^23: a sum with it is rounded to integers
+    constexpr float LOW_PLACE_IS_ONE = 12582912.0f;
     const float shifted = __fadd_rn(__fmul_rn(y, 1.4426950408889634f), LOW_PLACE_IS_ONE);
     const float n = __fadd_rn(shifted, -LOW_PLACE_IS_ONE);
     const float high = fmaf(n, -0.693359375f, y);  // the product is exact

@@ -1,7 +1,7 @@
-// The latent functions of heads that read hidden states, as wts/cells.py writes them: what is left to
-// do once a token is known, by one warp or a team of warps for one request. They hold vectors of RANK
-// elements in runs of RUN: run i of lane l (of the team) is elements RUN (TEAM_LANES i + l) and on, where
-// there are so many.
+// The latent functions of heads that read hidden states, as wts/cells.py writes them: what is left
+// to do once a token is known, by one warp or a team of warps for one request. They hold vectors of
+// RANK elements in runs of RUN: run i of lane l (of the team) is elements RUN (TEAM_LANES i + l)
+// and on, where there are so many.
 #pragma once
 #include "activations.cuh"
 #include "rounds.cuh"
@@ -17,7 +17,8 @@ constexpr bool OWNED = WTS_OWNED;
 constexpr bool EARLY = (STATEFUL && !OWNED) || plan::HIDDEN_INSIDE;
 static_assert(!EARLY || plan::GROUPS == 1, "several groups' units are owned");
 
-// One group's requests may be fewer than the service warps: then TEAM of them make a latent together.
+// One group's requests may be fewer than the service warps: then TEAM of them make a latent
+// together.
 constexpr int SERVED = (plan::COLUMNS + plan::SERVICE_WARPS - 1) / plan::SERVICE_WARPS;
 constexpr int TEAMS = plan::COLUMNS / SERVED;
 constexpr int TEAM =
@@ -54,8 +55,8 @@ __device__ __forceinline__ void load_run(float (&values)[RUN], const u16* at) {
   for (int i = 0; i < RUN; ++i) values[i] = bf16_of_pair(words[i / 2], i);
 }
 
-// R(R(sigmoid(R(part + G_e e))) e) of one run; row: G_e e in fp32, then e in bf16; early: the part of
-// the run, where it was made here. What is asked for comes while `wait` waits.
+// R(R(sigmoid(R(part + G_e e))) e) of one run; row: G_e e in fp32, then e in bf16; early: the part
+// of the run, where it was made here. What is asked for comes while `wait` waits.
 template <typename Wait>
 __device__ __forceinline__ void gated_run(const Byte* row, const float* part, const float* early,
                                           int first, Wait wait, float (&latent)[RUN]) {
@@ -77,8 +78,8 @@ __device__ __forceinline__ void gated_run(const Byte* row, const float* part, co
 }
 
 // The latent of one run of an RNN head; row: J_e e in fp32, early: the part + J_s state. Of each,
-// gates, candidates and outputs lie RANK apart. The first two, rounded, are left in `left` for the state,
-// which has time until the latent is sent.
+// gates, candidates and outputs lie RANK apart. The first two, rounded, are left in `left` for the
+// state, which has time until the latent is sent.
 template <typename Wait>
 __device__ __forceinline__ void rnn_run(const Byte* row, const float* early, int first, u16* left,
                                         Wait wait, float (&latent)[RUN]) {
@@ -118,8 +119,8 @@ __device__ __forceinline__ void rnn_state_run(const u16* left, int first, u16* s
     state[i] = rnn_state(bf16_value(left[i]), bf16_value(left[plan::RANK + i]), state[i]);
 }
 
-// The new state of a unit of a Domino head: R(W_ih e) and R(W_hh h) of resets, updates and candidates, and
-// the old one.
+// The new state of a unit of a Domino head: R(W_ih e) and R(W_hh h) of resets, updates and
+// candidates, and the old one.
 template <typename Input, typename Sum>
 __device__ __forceinline__ u16 domino_state(Input input, Sum sum, const u16& state) {
   const float reset = sigmoid(__fadd_rn(input(0), sum(0)));
@@ -131,8 +132,8 @@ __device__ __forceinline__ u16 domino_state(Input input, Sum sum, const u16& sta
 }
 
 // A Domino head takes in a token: the GRU of one request, in place; row: R(W_ih e) in bf16, resets,
-// updates and candidates STATE apart; early: R(W_hh h) of a unit's three in one word, resets lowest.
-// A lane has four units at a time.
+// updates and candidates STATE apart; early: R(W_hh h) of a unit's three in one word, resets
+// lowest. A lane has four units at a time.
 template <int LANES>
 __device__ __forceinline__ void take_in_token(const Byte* row, const u64* early, u16* state,
                                               int lane) {
@@ -174,12 +175,12 @@ __device__ __forceinline__ float add_sums(float (&sums)[4]) {
   return sums[0];
 }
 
-// Rows of weights times vectors, both bf16, as the emulator's lane_product sums them: element i is of
-// sum i mod 4 of lane i / 8 mod 32; then trees over sums and lanes. The same in all lanes. Rows lie
-// `apart` elements apart, vectors LENGTH; what is read of a row serves all vectors.
+// Rows of weights times vectors, both bf16, as the emulator's lane_product sums them: element i is
+// of sum i mod 4 of lane i / 8 mod 32; then trees over sums and lanes. The same in all lanes. Rows
+// lie `apart` elements apart, vectors LENGTH; what is read of a row serves all vectors.
 template <int ROWS, int LENGTH, int VECTORS>
-__device__ __forceinline__ void lane_products(const u16* weight, int apart, const u16* vector, int lane,
-                                              float (&sum)[VECTORS][ROWS]) {
+__device__ __forceinline__ void lane_products(const u16* weight, int apart, const u16* vector,
+                                              int lane, float (&sum)[VECTORS][ROWS]) {
   const u32 weights = shared_address(weight), elements = shared_address(vector);
   float sums[VECTORS][ROWS][4] = {};
   constexpr int AT_ONCE = ROWS * VECTORS > 1 ? 1 : 2;  // registers are few
@@ -219,16 +220,18 @@ __device__ __forceinline__ void lane_products(const u16* weight, int apart, cons
 }
 
 template <int ROWS, int LENGTH>
-__device__ __forceinline__ void lane_products(const u16* weight, int apart, const u16* vector, int lane,
-                                              float (&sum)[ROWS]) {
-  lane_products<ROWS, LENGTH, 1>(weight, apart, vector, lane, reinterpret_cast<float(&)[1][ROWS]>(sum));
+__device__ __forceinline__ void lane_products(const u16* weight, int apart, const u16* vector,
+                                              int lane, float (&sum)[ROWS]) {
+  lane_products<ROWS, LENGTH, 1>(weight, apart, vector, lane,
+                                 reinterpret_cast<float (&)[1][ROWS]>(sum));
 }
 
 // ---- quantisation (wts/pack.py) ----------------------------------------------------------------
 
 constexpr int LATENT_LEVELS = 127 * 256 + 127;
 
-// The largest absolute value of a warp's part of a latent, as bits: they are in order, NaN above all.
+// The largest absolute value of a warp's part of a latent, as bits: they are in order, NaN above
+// all.
 __device__ __forceinline__ u32 largest_of(const float (&latent)[RUNS][RUN]) {
   u32 largest = 0;
 #pragma unroll
@@ -246,8 +249,8 @@ __device__ __forceinline__ float latent_scale_of(u32 largest) {
   return scale < 1e-30f ? 1e-30f : scale;
 }
 
-// value / scale to the nearest integer, within +-LATENT_LEVELS; 0 where that is not finite. What is so
-// small that `divided` is not exact is nearest to 0.
+// value / scale to the nearest integer, within +-LATENT_LEVELS; 0 where that is not finite. What is
+// so small that `divided` is not exact is nearest to 0.
 __device__ __forceinline__ int latent_level(float value, float scale) {
   const float level = divided(value, scale);
   if (!(fabsf(level) < __int_as_float(0x7f800000))) return 0;
@@ -279,8 +282,8 @@ struct PlaneRun {
   }
 };
 
-// In an exact walk the squares of what is not below a sixteenth of an element, in levels, are summed up:
-// of RANK elements they stay below 2^32.
+// In an exact walk the squares of what is not below a sixteenth of an element, in levels, are
+// summed up: of RANK elements they stay below 2^32.
 __device__ __forceinline__ void quantise_run(const float (&latent)[RUN], float scale,
                                              PlaneRun& high, PlaneRun& low, u32& squares) {
   high = low = PlaneRun{};

@@ -1,13 +1,14 @@
-// The exact walk: int8 sums only tell which rows may have the best logit of the unquantised head; where
-// these are several, their exact logits decide, of weights in memory (numerics.md, docs/exact.md).
-//   Candidates are upper bounds of exact logits before their last rounding, which they bound when they are
-// rounded alike. How far below its bound a row may be depends on its scale: a margin. A block is decided if
-// every other row's bound is below what its best row has at least; its word says the rounded bound and, by a
-// code, how many places of bf16 below it that row may be. Often none: its exact logit is known. What may be
-// better than the likely winner has at least, or as good with a lower token, contends. No contender but it,
-// decided: the winner. Several: every block computes the exact logits of the decided ones, so that nothing
-// more is exchanged; an undecided one's block finds its own best row and says it in a second word, for which
-// the others wait.
+// The exact walk: int8 sums only tell which rows may have the best logit of the unquantised head;
+// where these are several, their exact logits decide, of weights in memory (numerics.md,
+// docs/exact.md).
+//   Candidates are upper bounds of exact logits before their last rounding, which they bound when
+// they are rounded alike. How far below its bound a row may be depends on its scale: a margin. A
+// block is decided if every other row's bound is below what its best row has at least; its word
+// says the rounded bound and, by a code, how many places of bf16 below it that row may be. Often
+// none: its exact logit is known. What may be better than the likely winner has at least, or as
+// good with a lower token, contends. No contender but it, decided: the winner. Several: every block
+// computes the exact logits of the decided ones, so that nothing more is exchanged; an undecided
+// one's block finds its own best row and says it in a second word, for which the others wait.
 #pragma once
 #include "latents.cuh"
 
@@ -15,17 +16,18 @@ namespace wts {
 
 #if WTS_EXACT
 
-static_assert(!plan::WIDE && STEP_TYPE == Number::BF16, "exact walks compare bf16 logits in short words");
+static_assert(!plan::WIDE && STEP_TYPE == Number::BF16,
+              "exact walks compare bf16 logits in short words");
 static_assert(plan::CANDIDATES <= 32, "a lane for each candidate");
 
-// Below its bound a row may be by what fp32 rounds (2^-23 and a little), near 0 by the smallest normal number,
-// and by the margin; below a bound that was rounded to bf16 by half a place more, and by what a candidate does
-// not keep (2^-8, 2^-12 and a little).
+// Below its bound a row may be by what fp32 rounds (2^-23 and a little), near 0 by the smallest
+// normal number, and by the margin; below a bound that was rounded to bf16 by half a place more,
+// and by what a candidate does not keep (2^-8, 2^-12 and a little).
 constexpr float FP32_PLACES = 4.77e-7f, LEAST_PLACE = 1.17549435e-38f, HALF_PLACE = 0.00416f;
 constexpr float LARGEST_DECIDED = 3.3e38f;  // above, and at infinity and NaN, a bound says nothing
 
-// The code of a word: how many places its row may be below its key, or that its block is undecided. In a
-// list of contenders a bit says the latter.
+// The code of a word: how many places its row may be below its key, or that its block is undecided.
+// In a list of contenders a bit says the latter.
 constexpr u32 CODE_MASK = 7;
 constexpr u32 UNDECIDED = CODE_MASK;
 static_assert(TAG_BITS + 3 == ROW_SHIFT, "three bits of code");
@@ -34,8 +36,8 @@ __device__ __forceinline__ u32 word_code(ExchangeWord word) {
 }
 constexpr u32 BLOCK_NOT_TOKEN = 1u << 31;
 
-// Up to 6 places have a code each, where errors were measured. Bounds by lengths are wider: up to 3, then 7, 15
-// and 31.
+// Up to 6 places have a code each, where errors were measured. Bounds by lengths are wider: up to
+// 3, then 7, 15 and 31.
 constexpr bool MEASURED = HEAD == Head::MARKOV;
 __device__ __forceinline__ u32 code_of_places(u32 places) {
   if (MEASURED || places < 4) return min(places, UNDECIDED);
@@ -67,13 +69,15 @@ __device__ __forceinline__ float least_bound(int candidate) {
   return score_of_key(candidate & ~LAST_ROW);
 }
 
-// What a row has at least, a key, by its bound, a finite one, a relative error of it, and the row's margin. Of
-// weights that are not finite that is NaN, whose key is above that of the bound.
+// What a row has at least, a key, by its bound, a finite one, a relative error of it, and the row's
+// margin. Of weights that are not finite that is NaN, whose key is above that of the bound.
 __device__ __forceinline__ int least_key(float bound, float relative, float scale, float margin) {
   const float below = fmaf(fabsf(bound), relative, fmaf(scale, margin, LEAST_PLACE));
   return key_of(__fadd_rn(bound, -below));
 }
-__device__ __forceinline__ int never_if_nan(int least, int key) { return least > key ? NEVER : least; }
+__device__ __forceinline__ int never_if_nan(int least, int key) {
+  return least > key ? NEVER : least;
+}
 
 struct ExactWarp : LatentWarp {
   static constexpr int TURNS = (plan::RANK + 255) / 256;  // of eight elements a lane
@@ -101,9 +105,10 @@ struct ExactWarp : LatentWarp {
     }
   };
 
-  // The block's best row of a column, in all lanes, and its word in the lane that has it: it says whether
-  // another row is too close, or its bound says nothing. Each sweeping warp offers two. What every lane's
-  // word would be is made before lanes agree, so that little is left to do behind that.
+  // The block's best row of a column, in all lanes, and its word in the lane that has it: it says
+  // whether another row is too close, or its bound says nothing. Each sweeping warp offers two.
+  // What every lane's word would be is made before lanes agree, so that little is left to do behind
+  // that.
   __device__ __forceinline__ int block_best(int round, int column, u32 tag, bool& mine_is_best,
                                             ExchangeWord& word) const {
     const int lane = lane_index();
@@ -144,7 +149,9 @@ struct ExactWarp : LatentWarp {
   }
 
   // A word among all: of the largest key, then of the lowest block.
-  __device__ __forceinline__ static int rank_of(int key, int block) { return key | (0xffff - block); }
+  __device__ __forceinline__ static int rank_of(int key, int block) {
+    return key | (0xffff - block);
+  }
 
   // The most that any word's row has for certain. Of an undecided one the scale may be the largest.
   __device__ __forceinline__ int least_of_bounded(const Gathered& gathered, int round,
@@ -189,8 +196,8 @@ struct ExactWarp : LatentWarp {
     return plan::RANK % 256 == 0 || start < plan::RANK;
   }
 
-  // The key of the exact logit of a share's token, which is in the vocabulary: R(base + R(W . latent)),
-  // summed as lane_products sums.
+  // The key of the exact logit of a share's token, which is in the vocabulary:
+  // R(base + R(W . latent)), summed as lane_products sums.
   __device__ __forceinline__ int exact_key(int round, int column, int token) const {
     const int lane = lane_index(), step = round_step(round);
     const long long at = request(round_group(round), column) * args.base_request_stride +
@@ -249,8 +256,8 @@ struct ExactWarp : LatentWarp {
     return args.exact_slots + static_cast<long long>(request) * plan::NUM_BLOCKS;
   }
 
-  // Rows of a sweeping warp: of its own pairs of tiles, then, where their number is odd, of the pair that it
-  // has one tile of.
+  // Rows of a sweeping warp: of its own pairs of tiles, then, where their number is odd, of the
+  // pair that it has one tile of.
   static constexpr int OWN_ROWS = WHOLE_TILES * 16;
   static constexpr int WARP_ROWS = OWN_ROWS + (plan::WARP_TILES % 2) * 32;
   __device__ __forceinline__ static int warp_row(int warp, int at) {
@@ -268,9 +275,9 @@ struct ExactWarp : LatentWarp {
   }
 
   // Finds this block's best row by exact logits, among those whose bound is not below `least`, and
-  // publishes it. Of a sweeping warp that multiplies alone, its lanes' two best are looked at (all rows of a
-  // lane, if both may have won). Others offer two rows, and how good a third may be: where that may have won,
-  // too, all of the warp's rows are computed.
+  // publishes it. Of a sweeping warp that multiplies alone, its lanes' two best are looked at (all
+  // rows of a lane, if both may have won). Others offer two rows, and how good a third may be:
+  // where that may have won, too, all of the warp's rows are computed.
   __device__ __forceinline__ void publish_exact(int round, int column, int least) const {
     const int lane = lane_index(), first = static_cast<int>(blockIdx.x) * plan::ROWS;
     int candidate = NEVER;
@@ -342,7 +349,8 @@ struct ExactWarp : LatentWarp {
     atomicAdd(&args.status->rescored_rows, computed);
   }
 
-  // The best row of an undecided block, which that block publishes; of no block where there is none.
+  // The best row of an undecided block, which that block publishes; of no block where there is
+  // none.
   __device__ __forceinline__ void await_exact(int round, int column, int block, Found& best) const {
     const u64* slot = exact_slots(request(round_group(round), column)) + max(block, 0);
     const u32 sequence = sequence_of(round_step(round));
@@ -363,8 +371,8 @@ struct ExactWarp : LatentWarp {
                  min(block * plan::ROWS + static_cast<int>(low & 0xffffu), plan::VOCAB - 1));
   }
 
-  // What blocks' words say of a column: the best bound's token, which is the winner unless another may have
-  // won as well.
+  // What blocks' words say of a column: the best bound's token, which is the winner unless another
+  // may have won as well.
   struct Verdict {
     int token;
     int block, lane;  // that has its word
@@ -389,9 +397,10 @@ struct ExactWarp : LatentWarp {
     return rank_of(least_of(verdict.word), verdict.block);
   }
 
-  // Whether it is the winner: its block is sure, and no other word ranks as high as it does at least.
-  __device__ __forceinline__ bool decided(const Gathered& gathered, const Verdict& verdict, int round,
-                                          int column) const {
+  // Whether it is the winner: its block is sure, and no other word ranks as high as it does at
+  // least.
+  __device__ __forceinline__ bool decided(const Gathered& gathered, const Verdict& verdict,
+                                          int round, int column) const {
     const int lane = lane_index(), least = least_rank(verdict);
     int above = lane == verdict.lane ? -1 : 0;
 #pragma unroll
@@ -401,9 +410,10 @@ struct ExactWarp : LatentWarp {
     return !open || request(round_group(round), column) >= args.num_requests;
   }
 
-  // The winner where several may have won. Through shared memory and rolled up, because registers are few.
-  __device__ __forceinline__ int rescore(const Gathered& gathered, const Verdict& verdict, int round,
-                                         int column) const {
+  // The winner where several may have won. Through shared memory and rolled up, because registers
+  // are few.
+  __device__ __forceinline__ int rescore(const Gathered& gathered, const Verdict& verdict,
+                                         int round, int column) const {
     const int lane = lane_index();
     u32* list = shared.race[service()];
     // An undecided block's word says less than others may.

@@ -16,9 +16,9 @@
 
 namespace wts {
 
-// Words a lane reads of one exchange: 16 bytes at once as long as that leaves no lane idle (a vector
-// access is its elements' accesses in some order, PTX 8.2.2, and no order is needed), then one by one.
-// Long words come one by one: in pairs they took registers that there are not.
+// Words a lane reads of one exchange: 16 bytes at once as long as that leaves no lane idle (a
+// vector access is its elements' accesses in some order, PTX 8.2.2, and no order is needed), then
+// one by one. Long words come one by one: in pairs they took registers that there are not.
 constexpr int VECTOR_WORDS = plan::WIDE ? 1 : 4;
 constexpr int VECTORS = plan::NUM_BLOCKS / (32 * VECTOR_WORDS);
 constexpr int SINGLES = (plan::NUM_BLOCKS - VECTORS * 32 * VECTOR_WORDS + 31) / 32;
@@ -39,7 +39,8 @@ __device__ __forceinline__ int lane_of(int block) {
 using ExchangeWord = u64;
 constexpr u32 TAG_MASK = plan::SCORED ? 0xfu : 0xffffu;
 #else
-// key : 16 | inverted row : 12 | tag : 4, or in an exact walk | inverted row : 11 | code : 3 | tag : 2.
+// key : 16 | inverted row : 12 | tag : 4, or in an exact walk
+// key : 16 | inverted row : 11 | code : 3 | tag : 2.
 using ExchangeWord = u32;
 constexpr u32 TAG_MASK = (1u << TAG_BITS) - 1;
 #endif
@@ -163,8 +164,8 @@ struct Gathered {
     return first;
   }
 
-  // The row all agree on: the best block's, that block's lowest row of the key. Shards ascend with the
-  // block number, so this is the lowest token among equals.
+  // The row all agree on: the best block's, that block's lowest row of the key. Shards ascend with
+  // the block number, so this is the lowest token among equals.
   __device__ __forceinline__ int winner() const {
     u32 block;
     const ExchangeWord mine = best_of_lane(block);

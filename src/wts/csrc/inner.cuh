@@ -1,8 +1,9 @@
-// Inner sums: what a latent needs of states and hidden states, and no token. Blocks share out the rows,
-// multiply, and, of few requests, exchange the sums (of more: own_units.cuh). Who does it is a crew of warps:
-//   - the sweeping warps gather sums and multiply hidden states while they would wait for latents, and a
-//     Domino head's take in tokens: shared memory is then not busy with a sweep, which such work would slow
-//     down, and be slowed down by;
+// Inner sums: what a latent needs of states and hidden states, and no token. Blocks share out the
+// rows, multiply, and, of few requests, exchange the sums (of more: own_units.cuh). Who does it is
+// a crew of warps:
+//   - the sweeping warps gather sums and multiply hidden states while they would wait for latents,
+//     and a Domino head's take in tokens: shared memory is then not busy with a sweep, which such
+//     work would slow down, and be slowed down by;
 //   - an RNN's state is the service warps': its sums have to be under way while the step is swept.
 #pragma once
 #include "cells.cuh"
@@ -30,7 +31,8 @@ __device__ __forceinline__ bool is_abandoned(const Shared& shared) {
   return *reinterpret_cast<const volatile int*>(&shared.abandoned) != 0;
 }
 
-// Whether the exchange that began 256 polls or more ago has lasted too long. One lane keeps the time.
+// Whether the exchange that began 256 polls or more ago has lasted too long. One lane keeps the
+// time.
 __device__ __forceinline__ bool out_of_time(const WalkArgs& args, Shared& shared, u32 poll) {
   bool late = false;
   if (lane_index() == 0) {
@@ -54,7 +56,8 @@ __device__ __forceinline__ const Byte* table_row(const WalkArgs& args, int token
   return args.table + static_cast<long long>(token) * plan::TABLE_ROW_BYTES;
 }
 
-// After publishing: a poll that comes too early costs a whole round trip more than one a little late.
+// After publishing: a poll that comes too early costs a whole round trip more than one a little
+// late.
 __device__ __forceinline__ void wait_before_polling(u32 published = clock_low()) {
   while (clock_low() - published < plan::FIRST_POLL_CYCLES) {
   }
@@ -62,10 +65,10 @@ __device__ __forceinline__ void wait_before_polling(u32 published = clock_low())
 
 // ---- words -------------------------------------------------------------------------------------
 
-// A word is a sum, or a unit's three in bf16 (Domino), and the number of its exchange; slots alternate. A
-// block that publishes for step s + 2 has seen every block's candidates of step s, and those came after
-// the words for s had been read. A gated head's words are published up to one step earlier, into twice as
-// many slots.
+// A word is a sum, or a unit's three in bf16 (Domino), and the number of its exchange; slots
+// alternate. A block that publishes for step s + 2 has seen every block's candidates of step s, and
+// those came after the words for s had been read. A gated head's words are published up to one step
+// earlier, into twice as many slots.
 constexpr bool PACKED = HEAD == Head::DOMINO;
 
 template <bool PROJECTOR>
@@ -135,8 +138,8 @@ __device__ __forceinline__ void each_column(Work work) {
   for (int column = 0; column < plan::COLUMNS; ++column) work(column);
 }
 
-// What the hidden states add to the inner sums of a request's step, where it is given. An absent request
-// gets another's.
+// What the hidden states add to the inner sums of a request's step, where it is given. An absent
+// request gets another's.
 __device__ __forceinline__ const float* given_part(const WalkArgs& args, int round, int column) {
   const int request = min(request_of(round, column), args.num_requests - 1);
   return args.hidden_part +
@@ -151,7 +154,8 @@ struct InnerWork {
 
   // What the hidden states add to a sum of this block: row `own` of its rows, `row` of all.
   __device__ __forceinline__ float part_of(int round, int column, int own, int row) const {
-    if constexpr (plan::HIDDEN_INSIDE) return shared.own_part[part_slot(round_step(round))][column][own];
+    if constexpr (plan::HIDDEN_INSIDE)
+      return shared.own_part[part_slot(round_step(round))][column][own];
     return __uint_as_float(load_global_4(given_part(args, round, column) + row));
   }
 
@@ -195,14 +199,15 @@ struct InnerWork {
       if (row >= plan::PROJECTOR_ROWS) break;
       const float part = part_of(round, column, own, row);
       float sum[1];
-      lane_products<1, plan::STATE>(shared.projector_weight[own], 0, shared.state[request], lane, sum);
+      lane_products<1, plan::STATE>(shared.projector_weight[own], 0, shared.state[request], lane,
+                                    sum);
       if (lane == 0) store_relaxed(slots + row, sum_word(__fadd_rn(part, sum[0]), sequence));
     }
   }
 
-  // Asks for WORDS words from `slots` on, until all have come: MOST or fewer of a lane are on their way at
-  // once. `put` gets each, when all have come, or, where that takes fewer registers, whenever it was asked
-  // for. `late` names a block.
+  // Asks for WORDS words from `slots` on, until all have come: MOST or fewer of a lane are on their
+  // way at once. `put` gets each, when all have come, or, where that takes fewer registers,
+  // whenever it was asked for. `late` names a block.
   template <int WORDS, int MOST, bool ONCE, typename Come, typename Put, typename Late>
   __device__ __forceinline__ void gather_words(const u64* slots, int step, Come come, Put put,
                                                Late late) const {
@@ -233,7 +238,8 @@ struct InnerWork {
         if ((poll & 15u) == 0 && __any_sync(0xffffffffu, is_abandoned(shared))) break;
         if ((poll & 255u) == 0 && out_of_time(args, shared, poll)) {
           const u32 nearest = warp_max_unsigned(static_cast<u32>(WORDS - missing));
-          report_timeout(args.status, &shared.abandoned, late(WORDS - static_cast<int>(nearest)), step);
+          report_timeout(args.status, &shared.abandoned, late(WORDS - static_cast<int>(nearest)),
+                         step);
         }
       }
       if constexpr (ONCE) {
@@ -243,7 +249,8 @@ struct InnerWork {
     }
   }
 
-  // Puts all blocks' words of a request into shared memory; the crew has to wait for each other after.
+  // Puts all blocks' words of a request into shared memory; the crew has to wait for each other
+  // after.
   template <bool PROJECTOR, int MOST = 4, bool ONCE = false>
   __device__ __forceinline__ void gather(int round, int column) const {
     constexpr int WORDS = PROJECTOR ? plan::PROJECTOR_ROWS : plan::EARLY_WORDS;
@@ -269,9 +276,10 @@ struct InnerWork {
         PROJECTOR ? step : max(step - 1, 0), come, put, late);
   }
 
-  // ---- products with hidden states, where the kernel makes them ----------------------------------
+  // ---- products with hidden states, where the kernel makes them ---------------------------------
 
-  // Asks for the hidden states of a step of a request, once the crew is through with those in their place.
+  // Asks for the hidden states of a step of a request, once the crew is through with those in their
+  // place.
   __device__ __forceinline__ void ask_hidden(int step, int column) const {
     if (step >= args.num_steps || crew.lane() != 0) return;
     constexpr u32 BYTES = 2 * plan::HIDDEN_STORAGE;
@@ -283,8 +291,8 @@ struct InnerWork {
     bulk_copy(shared.hidden[place][column], args.hidden + 2 * first, BYTES, landed);
   }
 
-  // Multiplies them with this block's rows: parts of its sums. A sum of one row a unit is the same warp's
-  // that publishes it, if the crew does.
+  // Multiplies them with this block's rows: parts of its sums. A sum of one row a unit is the same
+  // warp's that publishes it, if the crew does.
   __device__ __forceinline__ void make_part(int step, int column) const {
     constexpr bool PROJECTOR = HEAD == Head::DOMINO;
     constexpr int EACH = PROJECTOR ? plan::BLOCK_PROJECTIONS : plan::BLOCK_UNITS;
@@ -312,7 +320,7 @@ struct InnerWork {
     __syncwarp();
   }
 
-  // ---- states ------------------------------------------------------------------------------------
+  // ---- states -----------------------------------------------------------------------------------
 
   // Before the first step a state is zeros.
   __device__ __forceinline__ void begin_state(int request) const {
@@ -322,7 +330,8 @@ struct InnerWork {
 
   // The state that a token leaves, from its input row and the early sums (Domino).
   __device__ __forceinline__ void take_in(int round, int column, int token) const {
-    take_in_token<Crew::LANES>(table_row(args, token), reinterpret_cast<const u64*>(shared.early[column]),
+    take_in_token<Crew::LANES>(table_row(args, token),
+                               reinterpret_cast<const u64*>(shared.early[column]),
                                shared.state[request_of(round, column)], crew.lane());
   }
 };
@@ -332,8 +341,8 @@ struct InnerWork {
 // Their barriers are behind those of warpgroups and of teams.
 constexpr int CREW_BARRIER = plan::SWEEP_WARPS / 4 + 1 + plan::SERVICE_WARPS;
 
-// Before the first sweep: steps whose sums are made then, a gated head's need nothing of the step before;
-// and whose parts are. Those that follow are made behind or before sweeps.
+// Before the first sweep: steps whose sums are made then, a gated head's need nothing of the step
+// before; and whose parts are. Those that follow are made behind or before sweeps.
 constexpr int FIRST_SUMS = HEAD == Head::GATED ? 2 : 1;
 constexpr int FIRST_PARTS = HEAD == Head::GATED ? 2 : HEAD == Head::RNN ? 3 : 1;
 
@@ -375,10 +384,11 @@ __device__ __forceinline__ SweepersWork sweepers_work(const WalkArgs& args, Shar
   return {args, shared, {warp_index(), CREW_BARRIER}};
 }
 
-// Behind the sweep of a step: all blocks' sums of the next one, and parts of sums to come. A gated head's
-// sums are its parts, and published at once. An RNN's parts are wanted late: when the latents of step s + 2
-// are sent, the service warps add parts of s + 3.
-//   - They have seen the candidates of s + 1 by then, which each sweeping warp offers behind its parts.
+// Behind the sweep of a step: all blocks' sums of the next one, and parts of sums to come. A gated
+// head's sums are its parts, and published at once. An RNN's parts are wanted late: when the
+// latents of step s + 2 are sent, the service warps add parts of s + 3.
+//   - They have seen the candidates of s + 1 by then, which each sweeping warp offers behind its
+//     parts.
 //   - The slot held parts of s - 1. Those were read before the latents of s - 1 came, which have
 //     been swept.
 //   - All warps have read the hidden states before others come in their place.
@@ -398,9 +408,9 @@ __device__ __forceinline__ void work_behind_sweep(const WalkArgs& args, Shared& 
     each_column([&](int column) { work.ask_hidden(step + MADE + plan::HIDDEN_PLACES, column); });
 }
 
-// Before the sweep of a step (Domino): the token is taken in, for its latent and for the step to come. The
-// parts of that one's projections are made last, by the warps that add them, who then wait for a latent
-// anyway.
+// Before the sweep of a step (Domino): the token is taken in, for its latent and for the step to
+// come. The parts of that one's projections are made last, by the warps that add them, who then
+// wait for a latent anyway.
 __device__ __forceinline__ void work_before_sweep(const WalkArgs& args, Shared& shared, int step) {
   const SweepersWork work = sweepers_work(args, shared);
   barrier_wait(&shared.token_known, static_cast<u32>(step) & 1u);
@@ -416,8 +426,9 @@ __device__ __forceinline__ void work_before_sweep(const WalkArgs& args, Shared& 
     each_column([&](int column) { work.make_part(step + 1, column); });
 }
 
-// What a service warp waits for before it makes a latent: that the sums are there, or, of a Domino head,
-// that this block has published its own, and then a little: asking in vain is in the words' way.
+// What a service warp waits for before it makes a latent: that the sums are there, or, of a Domino
+// head, that this block has published its own, and then a little: asking in vain is in the words'
+// way.
 __device__ __forceinline__ void await_sums(Shared& shared, int step) {
   if (step == 0) return;  // there since begin_inner_work
   const u32 parity = static_cast<u32>(step - 1) & 1u;

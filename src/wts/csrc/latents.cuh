@@ -1,5 +1,5 @@
-// How a service warp makes the latents of its columns: copied from the table, or by a latent function
-// whose inner sums all blocks share out.
+// How a service warp makes the latents of its columns: copied from the table, or by a latent
+// function whose inner sums all blocks share out.
 #pragma once
 #include "own_units.cuh"
 
@@ -48,9 +48,9 @@ struct LatentWarp {
            (2 * (column % 4) + plane) * 16;
   }
 
-  // Where tcgen05 reads a word of a latent, by its place among the latent's bytes, or its plane's. Rows of 16
-  // bytes, one for each operand column (product_mma.cuh), in the order in which weights are packed
-  // (pack.py): of a slab of 32 bytes, words 0, 2, 4 and 6, then the others.
+  // Where tcgen05 reads a word of a latent, by its place among the latent's bytes, or its plane's.
+  // Rows of 16 bytes, one for each operand column (product_mma.cuh), in the order in which weights
+  // are packed (pack.py): of a slab of 32 bytes, words 0, 2, 4 and 6, then the others.
   __device__ __forceinline__ u32 operand_place(int slot, int column, int plane, int byte) const {
     const int word = byte % 32 / 4, chunk = byte / 32 * 2 + word % 2;
     const int odd = plan::QUANTISED ? plane : column / 4;
@@ -127,7 +127,8 @@ struct LatentWarp {
   }
 
   // In an exact walk: what a latent adds to its sums, and a request's margin of rows of scale 1.
-  __device__ __forceinline__ void keep_slack([[maybe_unused]] int round, [[maybe_unused]] int column,
+  __device__ __forceinline__ void keep_slack([[maybe_unused]] int round,
+                                             [[maybe_unused]] int column,
                                              [[maybe_unused]] float slack,
                                              [[maybe_unused]] float margin) const {
 #if WTS_EXACT
@@ -136,7 +137,7 @@ struct LatentWarp {
 #endif
   }
 
-  // ---- inner sums --------------------------------------------------------------------------------
+  // ---- inner sums -------------------------------------------------------------------------------
 
   static_assert(!OWNED || TEAM == 1, "a team makes all of a state");
   static_assert(!plan::HIDDEN_INSIDE || (TEAM > 1 && SERVED == 1), "a team has one column");
@@ -169,7 +170,7 @@ struct LatentWarp {
     }
   }
 
-  // ---- latent functions --------------------------------------------------------------------------
+  // ---- latent functions -------------------------------------------------------------------------
 
   // The latent of a head that reads hidden states.
   __device__ __forceinline__ void make_latent(int round, int column, int token) const {
@@ -228,7 +229,8 @@ struct LatentWarp {
         if (!run_exists(run, lane_index())) continue;
         if constexpr (HEAD == Head::RNN) {
 #pragma unroll
-          for (int i = 0; i < RUN; ++i) latent[run][i] = bf16_value(shared.joint[column][start + i]);
+          for (int i = 0; i < RUN; ++i)
+            latent[run][i] = bf16_value(shared.joint[column][start + i]);
         } else if (projected) {
           projected_run(shared.projections[column], start, latent[run]);
         }
@@ -240,8 +242,8 @@ struct LatentWarp {
   }
 #endif
 
-  // Puts a latent where the sweeping warps read it, quantised unless weights are bf16. All of the team
-  // have come as far.
+  // Puts a latent where the sweeping warps read it, quantised unless weights are bf16. All of the
+  // team have come as far.
   __device__ __forceinline__ void store_latent(const float (&latent)[RUNS][RUN], int round,
                                                int column) const {
     const int lane = team_lane(), slot = latent_slot(round);
@@ -284,19 +286,23 @@ struct LatentWarp {
   }
 
   // In an exact walk: a run of a latent itself.
-  __device__ __forceinline__ void keep_latent([[maybe_unused]] int round, [[maybe_unused]] int column,
+  __device__ __forceinline__ void keep_latent([[maybe_unused]] int round,
+                                              [[maybe_unused]] int column,
                                               [[maybe_unused]] int start,
                                               [[maybe_unused]] const float (&latent)[RUN]) const {
 #if WTS_EXACT
 #pragma unroll
     for (int i = 0; i < RUN; ++i)
-      shared.exact_latent[round % plan::EXACT_LATENT_SLOTS][column][start + i] = bf16_bits(latent[i]);
+      shared.exact_latent[round % plan::EXACT_LATENT_SLOTS][column][start + i] =
+          bf16_bits(latent[i]);
 #endif
   }
 
-  // In an exact walk: slack and margin of a latent, of all lanes' squares (wts/exact.py). |u| is at most
-  // 16 t times the root of their sum, and |u - t U| at most t / 2 and a little for each element.
-  __device__ __forceinline__ void bound_latent([[maybe_unused]] int round, [[maybe_unused]] int column,
+  // In an exact walk: slack and margin of a latent, of all lanes' squares (wts/exact.py). |u| is at
+  // most 16 t times the root of their sum, and |u - t U| at most t / 2 and a little for each
+  // element.
+  __device__ __forceinline__ void bound_latent([[maybe_unused]] int round,
+                                               [[maybe_unused]] int column,
                                                [[maybe_unused]] float scale,
                                                [[maybe_unused]] u32 squares) const {
 #if WTS_EXACT
@@ -326,7 +332,8 @@ struct LatentWarp {
 #endif
   }
 
-  // Table rows that hold latents, quantised or not, on their way to where the sweeping warps read them.
+  // Table rows that hold latents, quantised or not, on their way to where the sweeping warps read
+  // them.
   template <int COUNT>
   struct LatentRows {
     static constexpr int PIECES = (2 * plan::RANK + 511) / 512;
@@ -336,7 +343,8 @@ struct LatentWarp {
   };
 
   template <int COUNT>
-  __device__ __forceinline__ void load_rows(LatentRows<COUNT>& rows, const int (&token)[COUNT]) const {
+  __device__ __forceinline__ void load_rows(LatentRows<COUNT>& rows,
+                                            const int (&token)[COUNT]) const {
     const int lane = lane_index();
 #pragma unroll
     for (int i = 0; i < COUNT; ++i) {
@@ -353,7 +361,8 @@ struct LatentWarp {
         }
 #if WTS_EXACT
       load_global_again_16(rows.numbers[i], source + 2 * plan::RANK);
-      if (lane == 0) prefetch_l2(shared.exact_table + token[i] * (2ll * plan::RANK), 2 * plan::RANK);
+      if (lane == 0)
+        prefetch_l2(shared.exact_table + token[i] * (2ll * plan::RANK), 2 * plan::RANK);
 #else
       if constexpr (plan::QUANTISED) load_global_words(rows.numbers[i], source + 2 * plan::RANK);
 #endif
@@ -390,7 +399,8 @@ struct LatentWarp {
     team_sync();
   }
 
-  // Says that this warp's latents of a round are there; what the next step needs of a state follows.
+  // Says that this warp's latents of a round are there; what the next step needs of a state
+  // follows.
   __device__ __forceinline__ void latents_sent(int round) const {
     warp_arrive(&shared.latents_ready[latent_slot(round)]);
     if (leads() && round >= plan::GROUPS) mark(args, round - plan::GROUPS, LATENT_SENT);

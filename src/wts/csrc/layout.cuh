@@ -7,8 +7,8 @@ namespace wts {
 using Byte = unsigned char;
 using Barrier = unsigned long long;
 
-// Scales of rows: one each, or, of bf16 weights, a bit each of a word for 32: set where the scale is
-// NaN, not 1.
+// Scales of rows: one each, or, of bf16 weights, a bit each of a word for 32: set where the scale
+// is NaN, not 1.
 #if WTS_QUANTISED
 using RowScale = float;
 #else
@@ -34,24 +34,24 @@ struct Shared {
   alignas(16) float temperature[plan::SAMPLED ? plan::GROUPS : 1][plan::COLUMNS];
   // What a step logit is multiplied with for its score: 1 / T, or 1 where the request is greedy.
   alignas(16) float inverse_temperature[plan::SAMPLED ? plan::GROUPS : 1][plan::COLUMNS];
-  // Latents, quantised for int8 weights: a line for each request, or as the instruction of a warpgroup or
-  // tcgen05 wants a group's.
+  // Latents, quantised for int8 weights: a line for each request, or as the instruction of a
+  // warpgroup or tcgen05 wants a group's.
   alignas(128) Byte latent[plan::LATENT_SLOTS][plan::LATENT_SLOT_BYTES];
   alignas(16) float latent_scale[plan::QUANTISED ? plan::LATENT_SLOTS : 1][plan::COLUMNS];
   // Last token of each request, where its latent is fetched later than it is known.
   alignas(16) int token[plan::LATER_TOKENS];
   // Best row of each sweeping warp, in a sampled plan the two best: ordered key, position in the
   // shard, and step logit. A round's lie in the slot of its base logits: that slot is filled anew
-  // only when they have been read. In an exact walk, kept until the round is concluded: of a warp that
-  // multiplies alone its best row, of others the two best and the key of a third.
+  // only when they have been read. In an exact walk, kept until the round is concluded: of a warp
+  // that multiplies alone its best row, of others the two best and the key of a third.
   alignas(16) int candidate_key[plan::CANDIDATE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
   alignas(16) int candidate_row[plan::CANDIDATE_SLOTS][plan::COLUMNS][plan::CANDIDATES];
   alignas(16) float candidate_logit[plan::CANDIDATE_SLOTS][plan::COLUMNS]
                                    [plan::SAMPLED ? plan::CANDIDATES : 1];
   // By service warp: words of a race too close for approximate scores, or for int8 weights.
   alignas(16) unsigned int race[plan::RACES][plan::RACE_WORDS];
-  // This block's rows of the matrices that states and hidden states are multiplied with, in bf16; hidden
-  // states of the next steps, and what they add to these rows' sums.
+  // This block's rows of the matrices that states and hidden states are multiplied with, in bf16;
+  // hidden states of the next steps, and what they add to these rows' sums.
   alignas(16) unsigned short state_weight[plan::UNIT_ROWS * plan::BLOCK_UNITS][plan::STATE];
   alignas(16) unsigned short projector_weight[plan::BLOCK_PROJECTIONS][plan::STATE];
   alignas(16) unsigned short hidden_weight[plan::HIDDEN_ROWS][plan::HIDDEN_STORAGE];
@@ -91,14 +91,16 @@ struct Shared {
   // Set when a wait on another block ran out: the rest of the walk no longer waits.
   int abandoned;
 #if WTS_EXACT
-  // What raises a latent's sums to upper bounds; by request, how far below its bound a row of scale 1 may
-  // lie, and the token before the step (Markov) or its latent in bf16 (others).
+  // What raises a latent's sums to upper bounds; by request, how far below its bound a row of scale
+  // 1 may lie, and the token before the step (Markov) or its latent in bf16 (others).
   alignas(16) float latent_slack[plan::LATENT_SLOTS][plan::COLUMNS];
   alignas(16) float margin[plan::GROUPS * plan::COLUMNS];
   alignas(16) int previous[plan::GROUPS * plan::COLUMNS];
-  alignas(16) unsigned short exact_latent[plan::EXACT_LATENT_SLOTS][plan::COLUMNS][plan::EXACT_LATENT];
+  alignas(16) unsigned short exact_latent[plan::EXACT_LATENT_SLOTS][plan::COLUMNS]
+                                         [plan::EXACT_LATENT];
   // The two best candidates of each lane of a warp that multiplies alone, of LANE_SLOTS rounds.
-  alignas(16) int2 lane_candidate[plan::LANE_SLOTS > 0 ? plan::LANE_SLOTS * plan::SWEEP_WARPS * 32 : 1];
+  alignas(16) int2 lane_candidate[plan::LANE_SLOTS > 0 ? plan::LANE_SLOTS * plan::SWEEP_WARPS * 32
+                                                       : 1];
   // The unquantised head, as in ExactSource.
   alignas(16) const Byte* exact_weight;
   const Byte* exact_table;
@@ -115,8 +117,8 @@ struct Shared {
 #if WTS_OWNED
   // This block's sums of its own units for each request's next token, kinds BLOCK_UNITS apart.
   alignas(16) float own_sum[plan::STATES][plan::UNIT_ROWS * plan::BLOCK_UNITS];
-  // By group, one phase a step: that these are there, and that this block has published what it adds to
-  // all blocks' states and projections.
+  // By group, one phase a step: that these are there, and that this block has published what it
+  // adds to all blocks' states and projections.
   alignas(8) Barrier own_sums_made[plan::GROUPS];
   Barrier states_sent[plan::GROUPS];
   Barrier projections_sent[plan::GROUPS];

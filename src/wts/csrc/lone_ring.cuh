@@ -1,6 +1,6 @@
-// What a warp that multiplies alone streams from L2: fragments, in the order of their use, through a ring
-// in shared memory of its own. A place is filled anew once what it held has been multiplied, so copies
-// are under way through the whole sweep and while blocks exchange.
+// What a warp that multiplies alone streams from L2: fragments, in the order of their use, through
+// a ring in shared memory of its own. A place is filled anew once what it held has been multiplied,
+// so copies are under way through the whole sweep and while blocks exchange.
 #pragma once
 #include "rounds.cuh"
 
@@ -12,17 +12,17 @@ constexpr bool BULK = UNIT > 1;
 static_assert(plan::WARPGROUPS || BULK || plan::STREAMED_FRAGMENTS % RING == 0,
               "a fragment has the same place in every sweep");
 
-// By copies of each lane: it asks for, waits for and reads its own 16 bytes of a fragment, so nothing else
-// must agree.
+// By copies of each lane: it asks for, waits for and reads its own 16 bytes of a fragment, so
+// nothing else must agree.
 struct LaneRing {
   u32 place;          // shared address of its bytes of the first one
   const Byte* next;   // its bytes of the fragment to be asked for
-  // Distance of two fragments, hidden from the compiler: it would compute the address of each of them
-  // before the sweep, and spill them.
+  // Distance of two fragments, hidden from the compiler: it would compute the address of each of
+  // them before the sweep, and spill them.
   int distance;
 
-  __device__ __forceinline__ LaneRing(const WalkArgs& args, const Shared& shared, int warp, int lane,
-                                      int first)
+  __device__ __forceinline__ LaneRing(const WalkArgs& args, const Shared& shared, int warp,
+                                      int lane, int first)
       : place(shared_address(shared.ring[warp * RING]) + lane * 16),
         next(packed_tiles(args, warp) + lane * 16 + first * plan::FRAGMENT_BYTES),
         distance(plan::FRAGMENT_BYTES + (args.num_requests >> 30)) {}
@@ -40,8 +40,8 @@ struct LaneRing {
                 : distance;
   }
 
-  // Waits for the oldest that was not waited for (at least the queue's have been read since), and reads
-  // it.
+  // Waits for the oldest that was not waited for (at least the queue's have been read since), and
+  // reads it.
   __device__ __forceinline__ void load(u32 (&held)[4], int index, int after) const {
     wait_copies<RING - plan::QUEUE_DEPTH>();
     load_shared_16(held, at(index) + after);
@@ -60,14 +60,16 @@ struct LaneSweeps {
 #pragma unroll
     for (int index = 0; index < RING; ++index) ring.ask(index);
   }
-  __device__ __forceinline__ LaneRing sweep(const WalkArgs& args, Shared& shared, int warp, int lane) {
+  __device__ __forceinline__ LaneRing sweep(const WalkArgs& args, Shared& shared, int warp,
+                                            int lane) {
     return {args, shared, warp, lane, RING};
   }
   __device__ __forceinline__ void end(Shared&) { wait_copies<0>(); }
 };
 
-// By bulk copies of several fragments: one lane asks for them, each place has a barrier. Of one greedy
-// request they were slower than lanes' copies (docs/measured.md); more were not compared. Each place is used equally often in a sweep, so some copies are a fragment shorter.
+// By bulk copies of several fragments: one lane asks for them, each place has a barrier. Of one
+// greedy request they were slower than lanes' copies (docs/measured.md); more were not compared.
+// Each place is used equally often in a sweep, so some copies are a fragment shorter.
 constexpr int STREAMED = plan::STREAMED_FRAGMENTS > 0 ? plan::STREAMED_FRAGMENTS : 1;
 constexpr int STREAMED_UNITS = RING * ((STREAMED + RING * UNIT - 1) / (RING * UNIT));
 
@@ -137,7 +139,8 @@ struct BulkSweeps {
 #pragma unroll
     for (int unit = 0; unit < RING; ++unit) ring.ask(unit);
   }
-  __device__ __forceinline__ BulkRing sweep(const WalkArgs& args, Shared& shared, int warp, int lane) {
+  __device__ __forceinline__ BulkRing sweep(const WalkArgs& args, Shared& shared, int warp,
+                                            int lane) {
     return {args, shared, warp, lane, RING % STREAMED_UNITS, USES * done++};
   }
   // What was asked for a sweep that does not come must land before the block ends.

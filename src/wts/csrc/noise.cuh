@@ -79,8 +79,8 @@ __device__ __forceinline__ float sampled_score(float logit, float temperature, u
 }
 
 // Nearly the noise that sampled_score subtracts: from two logarithms of the special function unit
-// (relative error 2^-22, absolute 2^-22 between 1/2 and 2). Near u = 0, where winners are, 1 - u would
-// lose u's low bits: there a series is used.
+// (relative error 2^-22, absolute 2^-22 between 1/2 and 2). Near u = 0, where winners are, 1 - u
+// would lose u's low bits: there a series is used.
 __device__ __forceinline__ float approximate_noise(u32 word) {
   constexpr float LN_2 = 0.69314718f;
   const float u = fmaf(__uint2float_rn(word), 2.3283064365386963e-10f, 1.1641532182693481e-10f);
@@ -89,10 +89,10 @@ __device__ __forceinline__ float approximate_noise(u32 word) {
   return fmaxf(fast_log2(exponential) * -LN_2, -3.402823466e+38f);
 }
 
-// Scores are first judged by fused(x, 1 / T, approximate noise). That differs from the precise score by
-// at most 1.8e-5 for the noise (1.1e-5 relative in the exponential at u = 1/64, then its logarithm:
-// |noise| <= 23 unless the score is huge) and by a few roundings of x / T and of the sum; two scores
-// further apart than this are in the same order.
+// Scores are first judged by fused(x, 1 / T, approximate noise). That differs from the precise
+// score by at most 1.8e-5 for the noise (1.1e-5 relative in the exponential at u = 1/64, then its
+// logarithm: |noise| <= 23 unless the score is huge) and by a few roundings of x / T and of the
+// sum; two scores further apart than this are in the same order.
 __device__ __forceinline__ float score_slack(float score) {
   return fmaf(fabsf(score), 6e-7f, 5e-5f);
 }

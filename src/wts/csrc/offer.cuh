@@ -7,7 +7,8 @@ namespace wts {
 
 // ---- what a lane keeps of a round --------------------------------------------------------------
 
-// Whether scores are precise, where that is known when the kernel is compiled; elsewhere a bool says so.
+// Whether scores are precise, where that is known when the kernel is compiled; elsewhere a bool
+// says so.
 struct Precisely {
   __device__ constexpr operator bool() const { return true; }
 };
@@ -16,7 +17,8 @@ struct Roughly {
 };
 
 // The best rows a lane has seen of one request, where rows may be sampled: ordered scores,
-// approximate ones of sampled rows. A row is named by its place among the lane's: 2 * accumulator + j.
+// approximate ones of sampled rows. A row is named by its place among the lane's: 2 * accumulator +
+// j.
 struct Contest {
   int key = NEVER;
   int second = NEVER;
@@ -267,7 +269,8 @@ template <int ACCUMULATORS_HERE, typename Precise, typename Wait, typename SumOf
 __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared, const Lines& lines,
                                            const Sampling& sampling, int warp, int lane, int round,
                                            int first, const Wait& wait, const SumOf& sum_of,
-                                           Precise precise, const float (&limit)[plan::COLUMN_BLOCKS],
+                                           Precise precise,
+                                           const float (&limit)[plan::COLUMN_BLOCKS],
                                            Offers& offers) {
   constexpr int BLOCKS = plan::COLUMN_BLOCKS, COUNT = ACCUMULATORS_HERE * BLOCKS;
   const Judged judged{first};
@@ -295,8 +298,8 @@ __device__ __forceinline__ void offer_sums(const WalkArgs& args, Shared& shared,
   }
   __syncwarp();  // these loads together, not each before its use
   // The first token of a Domino head is decided by the base logits alone.
-  // Padding rows have base logits of -inf and weights of 0. With an infinite element of a bf16 latent that
-  // would be NaN, which wins.
+  // Padding rows have base logits of -inf and weights of 0. With an infinite element of a bf16
+  // latent that would be NaN, which wins.
   constexpr bool PADDED = !plan::QUANTISED && plan::VOCAB % plan::ROWS != 0;
   [[maybe_unused]] const int rows_here = plan::VOCAB - static_cast<int>(blockIdx.x) * plan::ROWS;
   const bool plain = plan::PROJECTOR_ROWS > 0 && round_step(round) == 0;
@@ -408,11 +411,16 @@ __device__ __forceinline__ void post_best(Shared& shared, int warp, int lane, in
       const int others = other ? NEVER : wins ? best.second : best.key;
       const int next = warp_max(others);
       if constexpr (plan::LANE_SLOTS > 0) {
-        if (lane == 0) post(shared, round, 4 * block + of_block, plan::SWEEP_WARPS + warp, next, 0, 0.0f);
+        if (lane == 0)
+          post(shared, round, 4 * block + of_block, plan::SWEEP_WARPS + warp, next, 0, 0.0f);
         continue;
       }
-      // A lane keeps its two best rows: where these are the warp's, its next may be as good as the second.
-      const int third = warp_max(other ? NEVER : others != next ? others : wins ? next : best.second);
+      // A lane keeps its two best rows: where these are the warp's, its next may be as good as the
+      // second.
+      const int third = warp_max(other            ? NEVER
+                                 : others != next ? others
+                                 : wins           ? next
+                                                  : best.second);
       if (lane == 0) {
         post(shared, round, 4 * block + of_block, plan::SWEEP_WARPS + warp, next, 0, 0.0f);
         post(shared, round, 4 * block + of_block, 2 * plan::SWEEP_WARPS + warp, third, 0, 0.0f);
@@ -428,8 +436,8 @@ __device__ __forceinline__ int request_max(int value) {
   return strided_max<REQUEST_LANES, BLOCK_REQUESTS>(value);
 }
 
-// Leaves the two best of each sampled request, in case they are too close to tell apart; false where
-// a third is too close to leave it at that.
+// Leaves the two best of each sampled request, in case they are too close to tell apart; false
+// where a third is too close to leave it at that.
 template <typename Precise>
 __device__ __forceinline__ bool post_contests(Shared& shared, int warp, int lane, int round,
                                               const Offers& offers, Precise precise,
@@ -445,8 +453,8 @@ __device__ __forceinline__ bool post_contests(Shared& shared, int warp, int lane
     const int column = lane_column(lane, block), key = contest.key;
     const int row = LaneRows(warp, lane).row(contest.place >> 1) + (contest.place & 1);
     const int top = request_max(key);
-    // Of a greedy or precise row the lowest of equals is left; so of one of which every row is masked, or
-    // NaN.
+    // Of a greedy or precise row the lowest of equals is left; so of one of which every row is
+    // masked, or NaN.
     const float score = score_of_key(top);
     const bool open =
         shared.temperature[group][column] > 0.0f && !precise && score > minus_infinity();

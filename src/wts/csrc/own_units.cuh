@@ -1,32 +1,35 @@
-// Units that blocks own: how tokens of more than two requests are taken in. A block keeps the inner sums
-// of its own units to itself; once a token is known it makes these units' new states, and blocks exchange
-// those: a fraction of the work, of the words and of the shared memory that it takes for every block to make
-// all of a state (inner.cuh), for an exchange more while a step waits.
+// Units that blocks own: how tokens of more than two requests are taken in. A block keeps the inner
+// sums of its own units to itself; once a token is known it makes these units' new states, and
+// blocks exchange those: a fraction of the work, of the words and of the shared memory that it
+// takes for every block to make all of a state (inner.cuh), for an exchange more while a step
+// waits.
 //
 // Of a (step, group), in this order:
-//   take in       by the service warp of a request, as soon as its token is known: new states of own units,
-//                 published (an RNN's with the elements of its latent).
-//   gather        all blocks' states: by the sweeping warps, who then publish their rows of the projector
-//                 (Domino), or by the service warps, who have the latent with them (RNN).
+//   take in       by the service warp of a request, as soon as its token is known: new states of
+//                 own units, published (an RNN's with the elements of its latent).
+//   gather        all blocks' states: by the sweeping warps, who then publish their rows of the
+//                 projector (Domino), or by the service warps, who have the latent with them (RNN).
 //   make latents  by the service warps, of gathered projections or elements.
 //   sweep         and behind it own sums for the next token, while blocks exchange candidates.
 // Groups take turns in each of these, so that one's exchange passes while others are worked on:
 //   service warps:   (publish, conclude, take in) of every group, then latents of every group;
-//   sweeping warps:  (gather, project) of every group (Domino), then (sweep, own sums) of every group.
+//   sweeping warps:  (gather, project) of every group (Domino), then (sweep, own sums) of every
+//                    group.
 //
-// Nobody waits for ever: in the order of steps, and in each of taking in, gathering, latents and sweeps by
-// group, every piece of work waits for earlier ones only, of its own block or of others, and every warp does
-// its own in that order. Latents of more groups than have a slot are made when a group before has been swept,
-// which is earlier than their own sweep.
+// Nobody waits for ever: in the order of steps, and in each of taking in, gathering, latents and
+// sweeps by group, every piece of work waits for earlier ones only, of its own block or of others,
+// and every warp does its own in that order. Latents of more groups than have a slot are made when
+// a group before has been swept, which is earlier than their own sweep.
 //
 // What is overwritten has been read:
-//   - own sums of step s + 1 are made behind the sweep of s, whose latents came of the group's words of s,
-//     this block's too: so the token of s has been taken in.
-//   - states are overwritten, and words put, when this block has published the words of s (states_sent, or
-//     the same warp has): it then saw all sweeping warps' own sums of s, made of the states before. An own
-//     unit's old state goes into its word, and is overwritten only by that.
-//   - words of s + 2 go where those of s were: published when all blocks' candidates of s + 1 have come, which
-//     each offered behind its words of s.
+//   - own sums of step s + 1 are made behind the sweep of s, whose latents came of the group's
+//     words of s, this block's too: so the token of s has been taken in.
+//   - states are overwritten, and words put, when this block has published the words of s
+//     (states_sent, or the same warp has): it then saw all sweeping warps' own sums of s, made of
+//     the states before. An own unit's old state goes into its word, and is overwritten only by
+//     that.
+//   - words of s + 2 go where those of s were: published when all blocks' candidates of s + 1 have
+//     come, which each offered behind its words of s.
 #pragma once
 #include "inner.cuh"
 
@@ -36,13 +39,16 @@ namespace wts {
 
 using Alone = Crew<1>;
 constexpr int UNIT_ROWS = plan::UNIT_ROWS;
-// Requests whose vectors are multiplied at once, and pieces of work so many requests and a unit large.
+// Requests whose vectors are multiplied at once, and pieces of work so many requests and a unit
+// large.
 constexpr int PAIR = plan::COLUMNS % 2 == 0 ? 2 : 1;
 constexpr int SUM_ITEMS = plan::BLOCK_UNITS * plan::COLUMNS / PAIR;
 // Words of a lane on their way at once, as registers allow.
 constexpr int WORDS_OF_SWEEPER = 6, WORDS_OF_SERVANT = HEAD == Head::DOMINO && SERVED > 1 ? 4 : 8;
 
-__device__ __forceinline__ int first_own_unit() { return static_cast<int>(blockIdx.x) * plan::BLOCK_UNITS; }
+__device__ __forceinline__ int first_own_unit() {
+  return static_cast<int>(blockIdx.x) * plan::BLOCK_UNITS;
+}
 
 // ---- own sums ----------------------------------------------------------------------------------
 
@@ -87,15 +93,16 @@ __device__ __forceinline__ void begin_own_units(const WalkArgs& args, Shared& sh
 }
 
 // Behind the sweep of a round: the sums for the group's next token.
-__device__ __forceinline__ void make_next_own_sums(const WalkArgs& args, Shared& shared, int round) {
+__device__ __forceinline__ void make_next_own_sums(const WalkArgs& args, Shared& shared,
+                                                   int round) {
   if (round_step(round) + 1 < args.num_steps)
     make_own_sums(sweepers_work(args, shared), round + plan::GROUPS);
 }
 
 // ---- taking in a token -------------------------------------------------------------------------
 
-// New states of this block's units, published, of the requests of a round from `first_column` on that have
-// these tokens. A lane makes a unit's; the first of a word's publishes it.
+// New states of this block's units, published, of the requests of a round from `first_column` on
+// that have these tokens. A lane makes a unit's; the first of a word's publishes it.
 template <int COUNT>
 __device__ __forceinline__ void take_in_own(const WalkArgs& args, Shared& shared, int round,
                                             int first_column, const int (&token)[COUNT]) {
@@ -124,7 +131,8 @@ __device__ __forceinline__ void take_in_own(const WalkArgs& args, Shared& shared
         input[kind] = bf16_value(load_global_2(row + 2 * at));
       }
     }
-    barrier_wait(&shared.own_sums_made[round_group(round)], static_cast<u32>(round_step(round)) & 1u);
+    barrier_wait(&shared.own_sums_made[round_group(round)],
+                 static_cast<u32>(round_step(round)) & 1u);
 #pragma unroll
     for (int kind = 0; kind < 3; ++kind)
       sum[kind] = shared.own_sum[request][kind * plan::BLOCK_UNITS + own];
@@ -152,9 +160,11 @@ __device__ __forceinline__ void take_in_own(const WalkArgs& args, Shared& shared
 
 // ---- gathering ---------------------------------------------------------------------------------
 
-// All blocks' new states of COUNT requests of a round, from a column on; and an RNN's elements of latents.
+// All blocks' new states of COUNT requests of a round, from a column on; and an RNN's elements of
+// latents.
 template <int COUNT, int MOST, typename Crew>
-__device__ __forceinline__ void gather_states(const InnerWork<Crew>& work, int round, int first_column) {
+__device__ __forceinline__ void gather_states(const InnerWork<Crew>& work, int round,
+                                              int first_column) {
   Shared& shared = work.shared;
   const int step = round_step(round), first = request_of(round, first_column);
   const u32 sequence = sequence_of_step(shared, step);
@@ -177,8 +187,8 @@ __device__ __forceinline__ void gather_states(const InnerWork<Crew>& work, int r
   };
   const auto late = [](int index) { return index % plan::EARLY_WORDS / plan::BLOCK_WORDS; };
   // They come once the step before is decided.
-  work.template gather_words<COUNT * plan::EARLY_WORDS, MOST, true>(early_slots<false>(work.args, sequence, first),
-                                                              max(step - 1, 0), come, put, late);
+  work.template gather_words<COUNT * plan::EARLY_WORDS, MOST, true>(
+      early_slots<false>(work.args, sequence, first), max(step - 1, 0), come, put, late);
 }
 
 // All blocks' projections of a request of a round, by one warp.
@@ -197,8 +207,10 @@ __device__ __forceinline__ void publish_own_projections(const SweepersWork& work
   const u32 sequence = sequence_of_step(shared, round_step(round));
   const int lane = lane_index(), vector = min(lane, TOGETHER - 1);
 #pragma unroll 1
-  for (int item = work.crew.member; item < ROWS * plan::COLUMNS / TOGETHER; item += Sweepers::MEMBERS) {
-    const int own = item % ROWS, column = item / ROWS * TOGETHER, request = request_of(round, column);
+  for (int item = work.crew.member; item < ROWS * plan::COLUMNS / TOGETHER;
+       item += Sweepers::MEMBERS) {
+    const int own = item % ROWS, column = item / ROWS * TOGETHER;
+    const int request = request_of(round, column);
     const int row = static_cast<int>(blockIdx.x) * ROWS + own;
     if (row >= plan::PROJECTOR_ROWS) continue;
     const float part =
@@ -213,7 +225,8 @@ __device__ __forceinline__ void publish_own_projections(const SweepersWork& work
   }
 }
 
-// Before the sweeps of a step: every group's states, and projections of them. The first step has no latents.
+// Before the sweeps of a step: every group's states, and projections of them. The first step has no
+// latents.
 __device__ __forceinline__ void project_step(const WalkArgs& args, Shared& shared, int step) {
   const SweepersWork work = sweepers_work(args, shared);
 #pragma unroll 1

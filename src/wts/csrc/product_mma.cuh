@@ -1,6 +1,6 @@
-// The product where each warp multiplies alone (mma.sync): up to four requests (of bf16 weights eight),
-// latents in registers, fragments in registers or in shared memory, resident there or passing through a
-// ring of the warp's own (lone_ring.cuh).
+// The product where each warp multiplies alone (mma.sync): up to four requests (of bf16 weights
+// eight), latents in registers, fragments in registers or in shared memory, resident there or
+// passing through a ring of the warp's own (lone_ring.cuh).
 #pragma once
 #include "lone_ring.cuh"
 #include "product_tcgen05.cuh"
@@ -113,8 +113,8 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
   mark(args, round, LATENT_SEEN);
   if (!precise) begin_products(shared, round);
 
-  // Before any product, all at once unless registers are wanted for weights: left to the compiler, each
-  // slab would wait for its own load.
+  // Before any product, all at once unless registers are wanted for weights: left to the compiler,
+  // each slab would wait for its own load.
   u32 operands[HELD][2];
 #pragma unroll
   for (int slab = 0; slab < HELD; ++slab) latent.load(operands[slab], slab, 0);

@@ -1,6 +1,7 @@
-// The product of what tcgen05 multiplies for all sweeping warps at once: a tile of 128 rows, 16 of each
-// warp, from tensor memory or from shared memory, while the warps multiply tiles of their own
-// (product_mma.cuh). Its sums come back laid out as mma.sync's. Compiled and checked, never run on a GPU.
+// The product of what tcgen05 multiplies for all sweeping warps at once: a tile of 128 rows, 16 of
+// each warp, from tensor memory or from shared memory, while the warps multiply tiles of their own
+// (product_mma.cuh). Its sums come back laid out as mma.sync's. Compiled and checked, never run on
+// a GPU.
 #pragma once
 #include "offer.cuh"
 
@@ -26,8 +27,8 @@ __device__ __forceinline__ const Byte* matrix_tile(const Shared& shared, int til
   return shared.fragments[plan::SWEEP_WARPS * plan::SHARED_FRAGMENTS] + tile * TILE_MATRIX_BYTES;
 }
 
-// Before the block's threads meet: one warp takes all of tensor memory, all clear the latents' place, of
-// which most rows stay zero.
+// Before the block's threads meet: one warp takes all of tensor memory, all clear the latents'
+// place, of which most rows stay zero.
 __device__ __forceinline__ void begin_tensor_memory(Shared& shared) {
   if (warp_index() == 0) tensor_allocate(&shared.tensor_memory, plan::TENSOR_COLUMNS);
   constexpr int WORDS = plan::LATENT_SLOTS * plan::LATENT_SLOT_BYTES / 4;
@@ -54,7 +55,8 @@ __device__ __forceinline__ void fill_tensor_tiles(const WalkArgs& args, Shared& 
       for (int i = 0; i < AT_ONCE; ++i)
         tensor_store(memory + (first + i) * SLAB_COLUMNS, fragments[i]);
     } else {
-      // Core matrices [16 bytes of k][8 rows], tile after tile; a lane's four words are in four of them.
+      // Core matrices [16 bytes of k][8 rows], tile after tile; a lane's four words are in four of
+      // them.
       const u32 matrices = shared_address(matrix_tile(shared, 0)) + lane * 4 +
                            ((first - plan::TENSOR_TILES * SLABS) * 2 * OPERAND_CORES +
                             warp_lane(warp) / 8) * 128;
@@ -79,8 +81,9 @@ __device__ __forceinline__ void end_tensor_memory(Shared& shared) {
   if (warp_index() == 0) tensor_release(shared.tensor_memory, plan::TENSOR_COLUMNS);
 }
 
-// Asks for the products of a round, whose latents are there; each accumulator's by one warp, one after the
-// other. All sums of the round before have been read: their warps have offered what they found.
+// Asks for the products of a round, whose latents are there; each accumulator's by one warp, one
+// after the other. All sums of the round before have been read: their warps have offered what they
+// found.
 __device__ __forceinline__ void begin_products(Shared& shared, int round) {
   // The same in all lanes, so that descriptors are made in uniform registers.
   const int warp = __shfl_sync(0xffffffffu, warp_index(), 0);

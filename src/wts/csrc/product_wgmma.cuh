@@ -1,14 +1,15 @@
 // The product where the four warps of a warpgroup multiply together (wgmma): eight requests at
-// once, latents in shared memory, fragments in registers or in shared memory, resident there or passing
-// through (ring.cuh). The sums of some tiles are judged while the tensor cores multiply the next.
+// once, latents in shared memory, fragments in registers or in shared memory, resident there or
+// passing through (ring.cuh). The sums of some tiles are judged while the tensor cores multiply the
+// next.
 #pragma once
 #include "product_tcgen05.cuh"
 #include "ring.cuh"
 
 namespace wts {
 
-// A fragment's core matrices lie [k half][warp, row half][8 rows][16 bytes]; a lane's four words are
-// in four of them.
+// A fragment's core matrices lie [k half][warp, row half][8 rows][16 bytes]; a lane's four words
+// are in four of them.
 __device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
                                                         ResidentWeights& weights) {
   const int warp = warp_index();

@@ -97,8 +97,9 @@ __device__ __forceinline__ u64 operand_descriptor(u32 address, u32 along_k, u32 
          static_cast<u64>(along_rows >> 4) << 32;
 }
 
-// The same descriptor, of which the compiler knows anew that all lanes have it: what is added to it then
-// stays in uniform registers, which hold few numbers for long. Products wait for each move into them.
+// The same descriptor, of which the compiler knows anew that all lanes have it: what is added to it
+// then stays in uniform registers, which hold few numbers for long. Products wait for each move
+// into them.
 __device__ __forceinline__ u64 uniform_descriptor(u64 descriptor) {
   const u32 low = __shfl_sync(0xffffffffu, static_cast<u32>(descriptor), 0);
   return descriptor & 0xffffffff00000000ull | low;
@@ -120,8 +121,8 @@ __device__ __forceinline__ void warpgroup_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(PENDING) : "memory");
 }
 
-// 9.7.15.5: D = A(64x32 s8) * B(32x16 s8) + D, or without D for the first; A in registers, 16 rows a
-// warp, or in shared memory; two blocks of four results a lane. Exact in int32.
+// 9.7.15.5: D = A(64x32 s8) * B(32x16 s8) + D, or without D for the first; A in registers, 16 rows
+// a warp, or in shared memory; two blocks of four results a lane. Exact in int32.
 template <bool FIRST>
 __device__ __forceinline__ void wgmma_s8(int (&d)[2][4], const u32* a, u64 b) {
   asm volatile(
@@ -487,7 +488,7 @@ __device__ __forceinline__ void fence_async_proxy() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// ---- tensor memory (9.7.16) ----------------------------------------------------------------------
+// ---- tensor memory (9.7.16) ---------------------------------------------------------------------
 
 #if WTS_TENSOR
 #if WTS_QUANTISED
@@ -495,7 +496,8 @@ __device__ __forceinline__ void fence_async_proxy() {
 #else
 #define WTS_TENSOR_KIND "f16"
 #endif
-// 9.7.16.7.1, by one warp: takes columns, a power of two, and writes where they begin to shared memory.
+// 9.7.16.7.1, by one warp: takes columns, a power of two, and writes where they begin to shared
+// memory.
 __device__ __forceinline__ void tensor_allocate(u32* begin, u32 columns) {
   asm volatile("tcgen05.alloc.cta_group::1.sync.aligned.shared::cta.b32 [%0], %1;" ::"r"(
                    shared_address(begin)),
@@ -547,7 +549,8 @@ __device__ __forceinline__ void tensor_wait_loads(Sum (&v)[COUNT][4]) {
   for (int i = 0; i < 4 * COUNT; ++i) pin(v[i / 4][i % 4]);
 }
 
-// 9.7.16.11.1: around whatever orders threads, so that it orders their accesses of tensor memory, too.
+// 9.7.16.11.1: around whatever orders threads, so that it orders their accesses of tensor memory,
+// too.
 __device__ __forceinline__ void tensor_fence_before() {
   asm volatile("tcgen05.fence::before_thread_sync;" ::: "memory");
 }
@@ -564,9 +567,9 @@ __device__ __forceinline__ bool elected() {
   return one != 0;
 }
 
-// 9.7.16.10.9: D = A * B, or added to D: 128 rows and 16 columns of 32 bytes, s8 in int32 or bf16 in fp32. D
-// in tensor memory, A there or in shared memory; what descriptors say is in wts/tensor_memory.py. By one
-// thread.
+// 9.7.16.10.9: D = A * B, or added to D: 128 rows and 16 columns of 32 bytes, s8 in int32 or bf16
+// in fp32. D in tensor memory, A there or in shared memory; what descriptors say is in
+// wts/tensor_memory.py. By one thread.
 __device__ __forceinline__ void tensor_product(u32 sums, u32 a, u64 b, bool add) {
   asm volatile(
       "{\n\t.reg .pred p;\n\tsetp.ne.u32 p, %4, 0;\n\t"
@@ -583,7 +586,8 @@ __device__ __forceinline__ void tensor_product(u32 sums, u64 a, u64 b, bool add)
       : "memory");
 }
 
-// 9.7.16.12.1: the barrier gets one arrival when all of this thread's products are done; fences before.
+// 9.7.16.12.1: the barrier gets one arrival when all of this thread's products are done; fences
+// before.
 __device__ __forceinline__ void tensor_commit(u64* barrier) {
   asm volatile("tcgen05.commit.cta_group::1.mbarrier::arrive::one.shared::cluster.b64 [%0];" ::"r"(
                    shared_address(barrier))

@@ -1,6 +1,6 @@
 // What a warpgroup streams from L2: half tiles, in the order of their use, through a ring in shared
-// memory. A half tile's copy begins when the last of the four warps has read what was in its place, so
-// copies are under way through the whole sweep and while blocks exchange.
+// memory. A half tile's copy begins when the last of the four warps has read what was in its place,
+// so copies are under way through the whole sweep and while blocks exchange.
 #pragma once
 #include "rounds.cuh"
 
@@ -11,10 +11,12 @@ constexpr int UNIT_FRAGMENTS = UNIT_SLABS;  // of each warp
 constexpr int UNIT_BYTES = UNIT_FRAGMENTS * OPERAND_BYTES;
 constexpr int STREAMED_UNITS = plan::STREAMED_FRAGMENTS / UNIT_FRAGMENTS;
 constexpr int RING = plan::RING_LENGTH;
-static_assert(STREAMED_UNITS == 0 || STREAMED_UNITS >= RING, "a ring holds some of what is streamed");
+static_assert(STREAMED_UNITS == 0 || STREAMED_UNITS >= RING,
+              "a ring holds some of what is streamed");
 
-// The uses of the ring, one after the other through all sweeps: the next one to be multiplied, and the
-// oldest whose place is not free yet. Both modulo 2 RING: the place, and the phase of its barrier.
+// The uses of the ring, one after the other through all sweeps: the next one to be multiplied, and
+// the oldest whose place is not free yet. Both modulo 2 RING: the place, and the phase of its
+// barrier.
 struct Ring {
   int next = 0, oldest = 0;
 
@@ -53,8 +55,8 @@ struct Ring {
     return place;
   }
 
-  // The warp has read the oldest use, a sweep's `unit`. The last one of the four has its place filled
-  // anew.
+  // The warp has read the oldest use, a sweep's `unit`. The last one of the four has its place
+  // filled anew.
   __device__ __forceinline__ void release(const WalkArgs& args, Shared& shared, int warpgroup,
                                           int lane, int unit) {
     const int place = place_of(oldest);

@@ -4,7 +4,8 @@
 
 namespace wts {
 
-// What an exact walk reads of the unquantised head; in memory, so that captured graphs find new weights.
+// What an exact walk reads of the unquantised head; in memory, so that captured graphs find new
+// weights.
 struct ExactSource {
   const Byte* weight;   // W, [VOCAB or more, RANK] in bf16
   const Byte* table;    // E, [TABLE_ROWS, RANK] in bf16, of a Markov head
@@ -13,15 +14,15 @@ struct ExactSource {
 };
 static_assert(sizeof(ExactSource) == 8 * plan::EXACT_SOURCE_WORDS, "as ExactHead.source makes it");
 
-// Which batches a launch walks; of others it leaves all as it is. By this a greedy and a sampled plan take
-// turns in one captured graph, as temperatures say.
+// Which batches a launch walks; of others it leaves all as it is. By this a greedy and a sampled
+// plan take turns in one captured graph, as temperatures say.
 enum class Turn : u32 { WTS_TURNS };
 
 struct WalkArgs {
   const Byte* tiles;           // packed W, in the order of the plan's instruction
   const RowScale* row_scale;   // [NUM_BLOCKS * ROW_SCALE_WORDS]
   const Byte* table;           // what a token fetches: rows of TABLE_ROW_BYTES
-  float* hidden_part;          // [B, K, PART], of a head that reads hidden states; written if made here
+  float* hidden_part;  // [B, K, PART], of a head that reads hidden states; written if made here
   const Byte* hidden;          // [B, K, HIDDEN] in bf16
   long long hidden_request_stride, hidden_step_stride;  // in elements
   const Byte* hidden_weight;   // [PART, HIDDEN] in bf16
@@ -40,7 +41,7 @@ struct WalkArgs {
   ExchangeWord* slots;
   const Byte* state_weight;      // [3 STATE, STATE] in bf16, of a head with a state
   const Byte* projector_weight;  // [PROJECTOR_ROWS, STATE] in bf16, of a Domino head
-  u64* state_slots;              // [EARLY_SLOTS, GROUPS * COLUMNS, UNITS * UNIT_WORDS], the projector's
+  u64* state_slots;  // [EARLY_SLOTS, GROUPS * COLUMNS, UNITS * UNIT_WORDS], the projector's
   Status* status;
   u64* trace;
   int num_requests, num_steps;
@@ -71,8 +72,8 @@ __device__ __forceinline__ void mark(const WalkArgs& args, int round, Event even
 // ---- arrivals ----------------------------------------------------------------------------------
 
 // A warp's one arrival: what its lanes wrote before is seen by whoever waits, since __syncwarp
-// orders it before the release of lane 0. A tool that does not follow that order is given a build in which
-// every lane arrives for itself.
+// orders it before the release of lane 0. A tool that does not follow that order is given a build
+// in which every lane arrives for itself.
 #ifndef WTS_EACH_LANE_ARRIVES
 #define WTS_EACH_LANE_ARRIVES 0
 #endif
@@ -98,8 +99,10 @@ __device__ __forceinline__ u32 round_slot_parity(int round) {
 // Where a round's candidates lie.
 __device__ __forceinline__ int candidate_slot(int round) { return round % plan::CANDIDATE_SLOTS; }
 #if WTS_EXACT
-// In an exact walk: the two best candidates of each lane of a sweeping warp, for a crowded step (exact.cuh).
-static_assert(plan::LANE_SLOTS == 0 || plan::COLUMN_BLOCKS == 1, "a lane holds rows of one request");
+// In an exact walk: the two best candidates of each lane of a sweeping warp, for a crowded step
+// (exact.cuh).
+static_assert(plan::LANE_SLOTS == 0 || plan::COLUMN_BLOCKS == 1,
+              "a lane holds rows of one request");
 __device__ __forceinline__ int2* lane_candidates(Shared& shared, int round, int warp) {
   const int slot = round % (plan::LANE_SLOTS > 0 ? plan::LANE_SLOTS : 1);
   return shared.lane_candidate + (slot * plan::SWEEP_WARPS + warp) * 32;
@@ -124,9 +127,9 @@ __device__ __forceinline__ float slack_of([[maybe_unused]] const Shared& shared,
 
 // ---- which tile, where -------------------------------------------------------------------------
 
-// Four column pairs of a product serve COLUMNS requests (of bf16 weights up to eight: request 4 + j is
-// the odd column of pair j, which without it repeats the even one); the rest let several tiles share one
-// accumulator: tile v of a sharing set sees the latent only in the pairs of variant v.
+// Four column pairs of a product serve COLUMNS requests (of bf16 weights up to eight: request 4 + j
+// is the odd column of pair j, which without it repeats the even one); the rest let several tiles
+// share one accumulator: tile v of a sharing set sees the latent only in the pairs of variant v.
 constexpr int SHARING = plan::TILES_PER_ACCUMULATOR;
 constexpr int ACCUMULATORS = (plan::WARP_TILES + SHARING - 1) / SHARING;
 // The last tiles of all warps may be multiplied together, by tcgen05; the others are a warp's own.
@@ -148,7 +151,8 @@ static_assert(SLABS % 2 == 0, "ranks are multiples of 64");
 // Positions count the fragments of a warp in the order in which a sweep uses them.
 // One is in a register, or away: streamed from L2 in every sweep, or in shared memory.
 __device__ constexpr int fragment_place_table[] = {WTS_FRAGMENT_PLACE};
-__device__ constexpr int fragment_place(int position) {  // register index, or -1 - how many are away
+// Register index, or -1 - how many are away.
+__device__ constexpr int fragment_place(int position) {
   return fragment_place_table[position];
 }
 

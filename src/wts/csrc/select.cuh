@@ -43,7 +43,8 @@ __device__ __forceinline__ PairScale load_pair_scale(const Shared& shared, int r
 #endif
 
 // z = base + dot * scale, scale = row scale * latent scale; each operation rounded to fp32, none
-// fused. In an exact walk the dot is raised by `slack`, and z is not below the unquantised head's sum.
+// fused. In an exact walk the dot is raised by `slack`, and z is not below the unquantised head's
+// sum.
 __device__ __forceinline__ float step_sum(int high, int low, float scale, float base, float slack) {
   const int dot = 256 * high + low;  // exact: |dot| < 2^31 for ranks up to 512
   float level = __int2float_rn(dot);
@@ -63,8 +64,8 @@ __device__ __forceinline__ void round_pair(float& first, float& second) {
   }
 }
 
-// Step logits of two consecutive rows for one request, all but the last rounding: a lane's sums of a
-// product hold, for each row, those of an int8 latent's two planes, or those of two requests.
+// Step logits of two consecutive rows for one request, all but the last rounding: a lane's sums of
+// a product hold, for each row, those of an int8 latent's two planes, or those of two requests.
 __device__ __forceinline__ void step_pair(const int (&sum)[4], int, float2 scale,
                                           float latent_scale, float2 base, float slack,
                                           float (&logits)[2]) {
@@ -139,14 +140,16 @@ __device__ __forceinline__ float score_of_key(int key) {
 __device__ __forceinline__ float minus_infinity() { return __int_as_float(0xff800000); }
 
 // A compact candidate keeps the bf16 key above the inverted row, so that one signed maximum picks
-// the largest key and, among equals, the lowest row. The tag of the exchange fits below; in an exact walk
-// with a code above it that says how far below its key the row may be (exact.cuh). Until then an exact
-// walk's candidates keep so many bits of their bounds that the inverted row fits below.
+// the largest key and, among equals, the lowest row. The tag of the exchange fits below; in an
+// exact walk with a code above it that says how far below its key the row may be (exact.cuh). Until
+// then an exact walk's candidates keep so many bits of their bounds that the inverted row fits
+// below.
 constexpr int ROW_BITS = plan::EXACT ? 11 : 12;
 constexpr int TAG_BITS = plan::EXACT ? 2 : 4;
 constexpr int ROW_SHIFT = 16 - ROW_BITS;
 constexpr int LAST_ROW = (1 << ROW_BITS) - 1;
-static_assert(plan::WIDE || plan::ROWS <= LAST_ROW + 1, "a compact candidate has so few bits of row");
+static_assert(plan::WIDE || plan::ROWS <= LAST_ROW + 1,
+              "a compact candidate has so few bits of row");
 
 __device__ __forceinline__ int compact_candidate(int key, int inverted_row_shifted) {
   return (key & static_cast<int>(0xffff0000u)) | inverted_row_shifted;
@@ -192,7 +195,8 @@ struct Best {
   }
 
   // Two scores of consecutive rows, where candidates are compact: to be rounded to bf16, or bounds.
-  __device__ __forceinline__ void offer_pair(const float (&scores)[2], int first_row, bool present) {
+  __device__ __forceinline__ void offer_pair(const float (&scores)[2], int first_row,
+                                             bool present) {
 #if WTS_EXACT
     const int even = bound_candidate(scores[0], LAST_ROW - first_row);
     const int odd = bound_candidate(scores[1], LAST_ROW - first_row - 1);

@@ -22,8 +22,8 @@ struct ServiceWarp : ExactWarp {
     return min(plan::ROWS, max(0, plan::VOCAB - static_cast<int>(blockIdx.x) * plan::ROWS));
   }
 
-  // Whether the vocabulary goes on behind the shard, so that a copy's last 16 bytes may reach past it: as
-  // far as they may, or the last line of all would be read past its end.
+  // Whether the vocabulary goes on behind the shard, so that a copy's last 16 bytes may reach past
+  // it: as far as they may, or the last line of all would be read past its end.
   __device__ __forceinline__ bool more_follow() const {
     constexpr int LAST_ROWS = plan::VOCAB - (plan::NUM_BLOCKS - 1) * plan::ROWS;
     constexpr int TOO_FEW = LAST_ROWS < 16 / BASE_BYTES - 1 ? LAST_ROWS : 0;
@@ -57,8 +57,8 @@ struct ServiceWarp : ExactWarp {
     return args.base + first * BASE_BYTES;
   }
 
-  // Asks for the shard's base logits of one column. Whole 16-byte pieces inside the vocabulary come by
-  // one bulk copy; where the vocabulary ends with the shard, lanes fetch the rest, padded with
+  // Asks for the shard's base logits of one column. Whole 16-byte pieces inside the vocabulary come
+  // by one bulk copy; where the vocabulary ends with the shard, lanes fetch the rest, padded with
   // -inf so that no padding row wins. Unless the line must be shifted, the column counts as staged
   // when the copy has landed.
   __device__ __forceinline__ void begin_base(int column, int round) const {
@@ -93,15 +93,16 @@ struct ServiceWarp : ExactWarp {
     if (!shifted) warp_arrive(&shared.base_landed[slot]);
   }
 
-  // The bits in which the addresses of the walk's lines may differ from multiples of a power of two.
+  // The bits in which the addresses of the walk's lines may differ from multiples of a power of
+  // two.
   __device__ __forceinline__ u64 line_starts() const {
     return reinterpret_cast<u64>(args.base) |
            static_cast<u64>(args.base_request_stride * BASE_BYTES) |
            static_cast<u64>(args.base_step_stride * BASE_BYTES);
   }
 
-  // Where every line is copied whole and none must be shifted, a lane asks for each column: the same as
-  // begin_base, all at once. Nothing is left to finish then.
+  // Where every line is copied whole and none must be shifted, a lane asks for each column: the
+  // same as begin_base, all at once. Nothing is left to finish then.
   __device__ __forceinline__ bool simple() const {
     return (line_starts() & 3u) == 0 && (more_follow() || tidy());
   }
@@ -122,8 +123,8 @@ struct ServiceWarp : ExactWarp {
     for (u32 i = 0; i < WARP_ARRIVALS; ++i) barrier_arrive(landed);
   }
 
-  // Whether all lines of the walk begin and end at whole 16-byte pieces, so that bulk copies bring all
-  // and the padding behind stays as it was filled.
+  // Whether all lines of the walk begin and end at whole 16-byte pieces, so that bulk copies bring
+  // all and the padding behind stays as it was filled.
   __device__ __forceinline__ bool tidy() const {
     return ((line_starts() | static_cast<u64>(rows_here() * BASE_BYTES)) & 15u) == 0;
   }
@@ -185,8 +186,8 @@ struct ServiceWarp : ExactWarp {
     latents_sent(round);
   }
 
-  // The tokens that the latents of a round, of some columns, are made of: taken in, kept for later, or
-  // fetching the latents.
+  // The tokens that the latents of a round, of some columns, are made of: taken in, kept for later,
+  // or fetching the latents.
   template <int COUNT>
   __device__ __forceinline__ void use_tokens(int round, int first_served,
                                              const int (&token)[COUNT]) const {
@@ -272,8 +273,8 @@ struct ServiceWarp : ExactWarp {
   }
 #endif
 
-  // The same in a sampled plan, for as many columns at once as there are lanes for their candidates: true
-  // in the lane whose candidate is its column's best.
+  // The same in a sampled plan, for as many columns at once as there are lanes for their
+  // candidates: true in the lane whose candidate is its column's best.
   static constexpr int RACES = SERVED * plan::CANDIDATES <= 32 ? SERVED : 1;  // at once
   __device__ __forceinline__ static int race_max(int value) {
     return strided_max<RACES == 1 ? 32 : plan::CANDIDATES, 1>(value);
@@ -310,8 +311,8 @@ struct ServiceWarp : ExactWarp {
     return word_key(word) != NEVER && !(score_of_key(word_key(word)) < least);
   }
 
-  // The best of the words that may have won, by precise scores. Through shared memory and rolled up,
-  // because it is rare and registers are few.
+  // The best of the words that may have won, by precise scores. Through shared memory and rolled
+  // up, because it is rare and registers are few.
   __device__ __forceinline__ int closest(const Gathered& gathered, float least, int group,
                                          int column, int step) const {
     u32* race = shared.race[plan::SCORED ? service() : 0];
@@ -339,7 +340,8 @@ struct ServiceWarp : ExactWarp {
 
 #if !WTS_EXACT
   // The token that a column's words agree on. Where approximate scores are too close, every block
-  // computes the precise ones of the few rows that may have won, from the step logits in their words.
+  // computes the precise ones of the few rows that may have won, from the step logits in their
+  // words.
   __device__ __forceinline__ int settle(const Gathered& gathered, int round, int column) const {
     const int group = round_group(round), step = round_step(round);
     const int winner = gathered.winner();
@@ -358,8 +360,9 @@ struct ServiceWarp : ExactWarp {
   }
 #endif
 
-  // The block's best rows of this step, published as soon as the sweeping warps have offered theirs.
-  // Their table rows are asked into L2 at once: each winner is one of these. Gives the time.
+  // The block's best rows of this step, published as soon as the sweeping warps have offered
+  // theirs. Their table rows are asked into L2 at once: each winner is one of these. Gives the
+  // time.
   __device__ __forceinline__ u32 publish(int round) const {
     const int lane = lane_index(), group = round_group(round), step = round_step(round);
     const u32 sequence = sequence_of(step), tag = exchange_tag(sequence);
@@ -413,9 +416,9 @@ struct ServiceWarp : ExactWarp {
       prefetch_l2(table_row(target_of(min(token, plan::VOCAB - 1))), plan::TABLE_ROW_BYTES);
   }
 
-  // Waits for all blocks' words of some columns, settles the tokens and, unless the walk ends, sends
-  // their latents. (Fetching the latent of the best word so far while others are missing was slower:
-  // measured.md.)
+  // Waits for all blocks' words of some columns, settles the tokens and, unless the walk ends,
+  // sends their latents. (Fetching the latent of the best word so far while others are missing was
+  // slower: measured.md.)
   __device__ __forceinline__ void conclude_some(int round, int first_served) const {
     const int group = round_group(round), step = round_step(round);
     const u32 tag = exchange_tag(sequence_of(step));
@@ -443,7 +446,8 @@ struct ServiceWarp : ExactWarp {
     int target[TOGETHER];
     const bool more = step + 1 < args.num_steps;
 #if WTS_EXACT
-    // A Markov head's next latents are on their way while it is found out whether they are the right ones.
+    // A Markov head's next latents are on their way while it is found out whether they are the
+    // right ones.
     constexpr bool EAGER = HEAD == Head::MARKOV && LATER == 1;
     LatentRows<TOGETHER> rows;
     if (leads()) {
@@ -462,7 +466,8 @@ struct ServiceWarp : ExactWarp {
         target[i] = target_of(rescore(gathered[i], verdict[i], round, column));
         settled = false;
       }
-      // Anew even if they are the same, then from L1: to be kept meanwhile they would need registers.
+      // Anew even if they are the same, then from L1: to be kept meanwhile they would need
+      // registers.
       if (EAGER && more && !settled) load_rows<TOGETHER>(rows, target);
       mark(args, round, DECODED);
     }
@@ -522,8 +527,8 @@ struct ServiceWarp : ExactWarp {
 __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& shared) {
   const ServiceWarp self{{args, shared}};
   const int rounds = args.num_steps * plan::GROUPS;
-  // Base logits are asked for AHEAD rounds ahead and, if need be, shifted one round later. One group
-  // has time for it while it is swept; several have it while blocks wait for each other.
+  // Base logits are asked for AHEAD rounds ahead and, if need be, shifted one round later. One
+  // group has time for it while it is swept; several have it while blocks wait for each other.
   // Where there is room for one round only, its base logits come while blocks exchange, too.
   constexpr bool ONE = plan::BASE_SLOTS == 1, FIRST = plan::GROUPS == 1 && !ONE;
   constexpr int AHEAD = FIRST ? plan::BASE_SLOTS - 1 : plan::BASE_SLOTS;
@@ -571,7 +576,8 @@ __device__ __forceinline__ void service_role(const WalkArgs& args, Shared& share
     if (!FIRST) stage(round + AHEAD);
     const bool first = round_group(round) == 0, last = round_group(round) == plan::GROUPS - 1;
 #pragma unroll 1
-    for (int turn = first ? 0 : -plan::EXCHANGE_LAG; turn <= (last ? 0 : -plan::EXCHANGE_LAG); ++turn)
+    for (int turn = first ? 0 : -plan::EXCHANGE_LAG; turn <= (last ? 0 : -plan::EXCHANGE_LAG);
+         ++turn)
       self.conclude(round + turn, published);
     finish_one(round + 1);
     // The slot of the latents that were just swept is free.

@@ -67,7 +67,8 @@ __device__ __forceinline__ void sweep_role(const WalkArgs& args, Shared& shared)
   for (int round = 0; round < rounds; ++round) {
     if constexpr (SWEEPERS_TAKE_IN) work_before_sweep(args, shared, round);
 #if WTS_OWNED
-    if (HEAD == Head::DOMINO && round_group(round) == 0) project_step(args, shared, round_step(round));
+    if (HEAD == Head::DOMINO && round_group(round) == 0)
+      project_step(args, shared, round_step(round));
 #endif
     sweep_round(args, shared, weights, ring, round);
     if constexpr (EARLY) work_behind_sweep(args, shared, round);
