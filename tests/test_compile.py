@@ -302,7 +302,7 @@ class TestSweepOrder:
     def compile_with_check(plan: ResidencyPlan, order: list[tuple[int, int]], cache: Path) -> None:
         words = ", ".join(str(tile * plan.slabs + slab) for tile, slab in order)
         sources = wts.kernels.compile.read_sources()
-        sources["walk.cu"] += ORDER_CHECK % words
+        sources["resident.cu"] += ORDER_CHECK % words
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(wts.kernels.compile, "read_sources", lambda: sources)
             compile_walk(plan, cache=cache)

@@ -160,8 +160,8 @@ SPECIAL = (0.0, 2.0**-140, 1e-35, 1e-20, 1e-6, 30.0, 1e4, 1e15, 1e30)
 
 
 def of_kernel(name: str) -> float:
-    """A number of csrc/exact.cuh, which is typed there alone."""
-    source = (files("wts") / "csrc" / "exact.cuh").read_text()
+    """A number of csrc/select/exact_bounds.cuh, which is typed there alone."""
+    source = (files("wts") / "csrc" / "select" / "exact_bounds.cuh").read_text()
     found = re.findall(rf"\b{name} = ([0-9.e+-]+)f\b", source)
     assert len(found) == 1, name
     return float(found[0])
@@ -172,7 +172,7 @@ HALF_PLACE, LARGEST_DECIDED = of_kernel("HALF_PLACE"), of_kernel("LARGEST_DECIDE
 
 
 def bounds(base: torch.Tensor, dot: torch.Tensor, scale: torch.Tensor, slack: torch.Tensor) -> Any:
-    """Raised sums of csrc/select.cuh, rounding by rounding: fp32 [n, V]."""
+    """Raised sums of csrc/weights/int8.cuh, rounding by rounding: fp32 [n, V]."""
     raised = dot.int().float() + slack[:, None]
     return base + raised * scale
 
@@ -180,7 +180,7 @@ def bounds(base: torch.Tensor, dot: torch.Tensor, scale: torch.Tensor, slack: to
 def least(
     bound: torch.Tensor, relative: float, scale: torch.Tensor, margin: torch.Tensor
 ) -> torch.Tensor:
-    """What the kernel takes for certain (`least_key` of csrc/exact.cuh)."""
+    """What the kernel takes for certain (`least_key` of csrc/select/exact_bounds.cuh)."""
     below = bound.abs().double() * relative + scale.double() * margin[:, None] + LEAST_PLACE
     return (bound.double() - below).float().bfloat16().float()
 

@@ -1,9 +1,10 @@
 """A model check of the exchange: every interleaving of a few blocks over a few steps and launches.
 
-The model is the protocol of csrc/exchange.cuh and nothing else: each block, step after step,
-publishes a word in the slot of the step's parity and then waits until each block's slot of that
-parity carries the step's tag. Words become visible to each reader at any later time, in the order
-of their slot. A block must never take a word of another step. Broken protocols have to be caught.
+The model is the protocol of csrc/exchange/all_to_all.cuh and nothing else: each block, step after
+step, publishes a word in the slot of the step's parity and then waits until each block's slot of
+that parity carries the step's tag. Words become visible to each reader at any later time, in the
+order of their slot. A block must never take a word of another step. Broken protocols have to be
+caught.
 """
 
 from __future__ import annotations

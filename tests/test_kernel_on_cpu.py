@@ -1,6 +1,6 @@
 """The kernel's own source, executed on the CPU, equals the emulator bit for bit.
 
-Only ptx.cuh is imitated (tests/simulator). Threads take turns in a random order, copies land late,
+Only csrc/ptx is imitated (tests/simulator). Threads take turns in a random order, copies land late,
 shared memory starts as garbage, and accesses of global memory are checked; so these tests find
 wrong indices, missing waits and reads past the end without a GPU. What they cannot find: the memory
 model of the real chip, and anything about time.

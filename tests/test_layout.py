@@ -1,4 +1,4 @@
-"""The planned shared memory is the kernel's: g++ compiles layout.cuh under drawn plans."""
+"""The planned shared memory is the kernel's: g++ compiles shared.cuh under drawn plans."""
 
 from __future__ import annotations
 
@@ -21,8 +21,9 @@ from wts.kernels.resident.plan import ResidencyPlan
 from wts.kernels.resident.shared import shared_layout
 
 COMPILER = shutil.which("g++")
-LAYOUT = (resources.files("wts") / "csrc" / "layout.cuh").read_text()
-INCLUDE = '#include "plan_constants.h"\n'
+CSRC = resources.files("wts") / "csrc"
+TYPES, SHARED = (CSRC / "types.cuh").read_text(), (CSRC / "shared.cuh").read_text()
+INCLUDES = re.compile(r'^#include "(.*)"\n', re.MULTILINE)
 
 pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
@@ -35,7 +36,7 @@ def translation_unit(
     for number, (plan, layout) in enumerate(zip(several, layouts, strict=True)):
         header = plan.render_header()
         defined = re.findall(r"^#define (\w+)", header, re.MULTILINE)
-        text = LAYOUT.replace(INCLUDE, header).replace("#pragma once", "")
+        text = INCLUDES.sub("", header + TYPES + SHARED).replace("#pragma once", "")
         parts.append(f"namespace plan_{number} {{\n{text}")
         for member, offset in layout[:-1]:
             found = f"offsetof(wts::Shared, {member})"
@@ -70,9 +71,9 @@ def published(**changes: int) -> ResidencyPlan:
     return plan_residency(Shape(**fields), hopper(), batch=batch)
 
 
-def test_the_layout_includes_the_plan_and_nothing_else() -> None:
-    assert LAYOUT.count(INCLUDE) == 1
-    assert LAYOUT.count("#include") == 1
+def test_the_layout_includes_the_plan_and_types_and_nothing_else() -> None:
+    assert INCLUDES.findall(TYPES) == ["plan_constants.h"]
+    assert INCLUDES.findall(SHARED) == ["plan_constants.h", "types.cuh"]
 
 
 @given(st.lists(plans(), min_size=12, max_size=12))
@@ -126,8 +127,9 @@ def test_a_shard_that_does_not_fit_is_seen_by_the_kernel_itself() -> None:
 
 def test_the_header_is_plain_cpp(tmp_path: Path) -> None:
     (tmp_path / "plan_constants.h").write_text(published(batch=4).render_header())
-    (tmp_path / "layout.cuh").write_text(LAYOUT)
-    (tmp_path / "main.cpp").write_text('#include "layout.cuh"\n#include "layout.cuh"\n')
+    (tmp_path / "types.cuh").write_text(TYPES)
+    (tmp_path / "shared.cuh").write_text(SHARED)
+    (tmp_path / "main.cpp").write_text('#include "shared.cuh"\n#include "shared.cuh"\n')
     assert COMPILER is not None
     command = [COMPILER, "-std=c++17", "-Wall", "-fsyntax-only", "main.cpp"]
     assert subprocess.run(command, cwd=tmp_path, check=False).returncode == 0

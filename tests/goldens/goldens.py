@@ -104,9 +104,10 @@ PLANS = _plans()
 
 def plan_of(golden: Golden) -> Any:
     """The plan."""
-    from wts.device import gpu_spec
-    from wts.planner import Shape, plan_residency
-    from wts.variants import streaming_plan, with_async_tiles
+    from wts.hardware.gpu import gpu_spec
+    from wts.heads.kinds import Shape
+    from wts.kernels.planner import plan_residency
+    from wts.kernels.resident.variants import streaming_plan, with_async_tiles
 
     gpu = gpu_spec(golden.gpu)
     gpu = gpu.with_blocks(golden.blocks) if golden.blocks else gpu
@@ -141,7 +142,7 @@ def rendered(plan: Any) -> str:
 
 def members_of(plan: Any) -> dict[str, int]:
     """Offsets in a block's shared memory; the last is where it ends."""
-    from wts.plan import shared_layout
+    from wts.kernels.resident.shared import shared_layout
 
     return dict(shared_layout(plan))
 
@@ -150,7 +151,7 @@ def arguments_of(plan: Any) -> dict[str, int]:
     """Offsets in the kernel's arguments; the last is where they end."""
     import ctypes
 
-    from wts.compile import WalkArgs
+    from wts.kernels.resident.args import WalkArgs
 
     found = {name: getattr(WalkArgs, name).offset for name, *_ in WalkArgs._fields_}
     return found | {"end": ctypes.sizeof(WalkArgs)}
@@ -158,7 +159,7 @@ def arguments_of(plan: Any) -> dict[str, int]:
 
 def compiled(plan: Any) -> tuple[Any, bytes, int, int]:
     """The plan that a kernel was made of, its machine code, registers and spilled bytes."""
-    from wts.compile import compile_fitting
+    from wts.kernels.compile import compile_fitting
 
     with own_cache():
         found = compile_fitting(plan)

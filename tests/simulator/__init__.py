@@ -1,7 +1,7 @@
-"""Runs the kernel's own source on the CPU: csrc with a stand-in for its one file of assembly.
+"""Runs the kernel's own source on the CPU: csrc with a stand-in for its one folder of assembly.
 
 For tests of small plans where there is no GPU: staging, exchange, selection, streaming, sampling
-and every index are the device's; only the instructions in ptx.cuh are imitated.
+and every index are the device's; only the instructions in csrc/ptx are imitated.
 """
 
 from __future__ import annotations
@@ -79,18 +79,24 @@ def _machine() -> Path:
         return machine
 
 
+def _texts(folder: Path) -> dict[str, str]:
+    """All files of a folder, by their path in it."""
+    files = sorted(path for path in folder.rglob("*") if path.is_file())
+    return {path.relative_to(folder).as_posix(): path.read_text() for path in files}
+
+
 @cache
 def _build(header: str, change: tuple[str, str] | None) -> ctypes.CDLL:
     """Compile the kernel for a plan's header; kept for the run.
 
     A change is a text of one of its files, and what to put there: for tests of tests.
     """
-    sources = {source.name: source.read_text() for source in CSRC.iterdir() if source.is_file()}
+    sources = _texts(CSRC)
     if change is not None:
         assert sum(text.count(change[0]) for text in sources.values()) == 1, change
         sources = {name: text.replace(*change) for name, text in sources.items()}
-    sources |= {name: (HERE / name).read_text() for name in ("ptx.cuh", "simulate.cpp")}
-    sources["plan_constants.h"] = header
+    sources |= {f"ptx/{name}": text for name, text in _texts(HERE / "ptx").items()}
+    sources |= {"simulate.cpp": (HERE / "simulate.cpp").read_text(), "plan_constants.h": header}
     machine = _machine()
     name = hashlib.sha256(repr(sorted(sources.items())).encode()).hexdigest()
     with _alone(name) as folder:
@@ -98,6 +104,7 @@ def _build(header: str, change: tuple[str, str] | None) -> ctypes.CDLL:
         if not library.exists():
             with tempfile.TemporaryDirectory(dir=folder) as place:
                 for file, text in sources.items():
+                    Path(place, file).parent.mkdir(parents=True, exist_ok=True)
                     Path(place, file).write_text(text)
                 size = f"-DWTS_ARGS_BYTES={ctypes.sizeof(WalkArgs)}"
                 turns = f"-DWTS_TURNS={TURNS}"

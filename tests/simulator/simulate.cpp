@@ -1,5 +1,6 @@
 // One plan's kernel as a launch of the machine's.
-#include "walk.cu"
+#include "ptx/tcgen05.cuh"
+#include "resident.cu"
 
 namespace {
 

@@ -19,7 +19,7 @@ from wts.kernels.cubin import Resources, resources_of
 from wts.kernels.resident.args import TURNS, WalkArgs
 from wts.kernels.resident.arrange import with_fewer_registers, with_lone_warps
 from wts.kernels.resident.plan import ResidencyPlan
-from wts.kernels.sources import read_sources
+from wts.kernels.sources import CONSTANTS, ENTRY, read_sources
 
 __all__ = ["KERNEL_NAME", "CompiledWalk", "compile_fitting", "compile_walk"]
 
@@ -155,9 +155,10 @@ def _compile(header: str, sources: dict[str, str], arch: str, trace: bool) -> tu
         ) from error
     log = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="wts-") as folder:
-        for name, text in sources.items():
-            (Path(folder) / name).write_text(text)
-        (Path(folder) / "plan_constants.h").write_text(header)
+        for name, text in (sources | {CONSTANTS: header}).items():
+            path = Path(folder, name)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text)
         options = ProgramOptions(
             arch=arch,
             std="c++17",
@@ -170,7 +171,7 @@ def _compile(header: str, sources: dict[str, str], arch: str, trace: bool) -> tu
             ],
         )
         try:
-            program = Program(sources["walk.cu"], "c++", options)
+            program = Program(sources[ENTRY], "c++", options)
             code = program.compile("cubin", logs=log).code
         except Exception as error:
             raise CompileError(f"the kernel for {arch} does not compile: {error}") from error

@@ -287,7 +287,7 @@ class LoadedKernel:
             driver_call(driver.cuCtxPopCurrent(), "leaving the context")
 
     def read_status(self) -> list[int]:
-        """Wait for the walks so far; the words of `struct Status` (csrc/exchange.cuh)."""
+        """Wait for the walks so far; the words of `struct Status` (csrc/status.cuh)."""
         torch.cuda.synchronize(self.device)
         return cast("list[int]", self.status.cpu().tolist())
 

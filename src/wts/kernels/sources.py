@@ -1,36 +1,28 @@
-"""The files that a kernel is compiled from."""
+"""The files that a kernel is compiled from, found by following what the entry includes."""
 
 from __future__ import annotations
 
+import re
 from importlib import resources
 
-__all__ = ["read_sources"]
+__all__ = ["CONSTANTS", "ENTRY", "read_sources"]
 
-_SOURCES = (
-    "walk.cu",
-    "service.cuh",
-    "inner.cuh",
-    "own_units.cuh",
-    "latents.cuh",
-    "exact.cuh",
-    "cells.cuh",
-    "activations.cuh",
-    "sweep.cuh",
-    "product_mma.cuh",
-    "lone_ring.cuh",
-    "product_wgmma.cuh",
-    "product_tcgen05.cuh",
-    "offer.cuh",
-    "ring.cuh",
-    "rounds.cuh",
-    "exchange.cuh",
-    "noise.cuh",
-    "select.cuh",
-    "layout.cuh",
-    "ptx.cuh",
-)
+ENTRY = "resident.cu"
+CONSTANTS = "plan_constants.h"
+"""What is rendered from the plan."""
+
+_INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
 
 def read_sources() -> dict[str, str]:
+    """The kernel's files by their path in csrc: the entry, then what it includes, as it is met."""
     folder = resources.files("wts") / "csrc"
-    return {name: (folder / name).read_text() for name in _SOURCES}
+    sources: dict[str, str] = {}
+    unread = [ENTRY]
+    while unread:
+        name = unread.pop()
+        if name in sources or name == CONSTANTS:
+            continue
+        sources[name] = folder.joinpath(*name.split("/")).read_text()
+        unread += reversed(_INCLUDE.findall(sources[name]))
+    return sources

@@ -25,7 +25,7 @@ fp32 less, and of z. A block says its best row's rounded z, and how many places 
 other end is. So a row of a large scale makes no other row's bound wider.
 
 Markov latents have C and M in their table rows. The kernel makes those of other latents itself, a
-little larger: `bound_latent` of csrc/latents.cuh.
+little larger: `bound_latent` of csrc/roles/latents.cuh.
 
 **Measured.** A Markov latent is a table row, known when weights are packed; so where there is time
 for the products of all rows with all latents (`Residuals`), the errors themselves take the place of

@@ -33,7 +33,7 @@ class ExactHead:
     copies: tuple[torch.Tensor, ...] = ()
 
     def source(self) -> torch.Tensor:
-        """`struct ExactSource` of csrc/rounds.cuh, int64 [EXACT_SOURCE_WORDS].
+        """`struct ExactSource` of csrc/exact_source.cuh, int64 [EXACT_SOURCE_WORDS].
 
         It lies in memory, not among the kernel's arguments, so that captured graphs read new ones.
         """

@@ -40,7 +40,7 @@ _TIMEOUT_MS = 2000
 
 def _layout() -> tuple[list[str], int]:
     """Names of the kernel's events in their order, and rounds that it traces: its source says."""
-    text = (resources.files("wts") / "csrc" / "rounds.cuh").read_text(encoding="utf-8")
+    text = (resources.files("wts") / "csrc" / "trace.cuh").read_text(encoding="utf-8")
     events = re.search(r"enum Event \{([^}]*)\}", text)
     rounds = re.search(r"constexpr int TRACED_ROUNDS = (\d+);", text)
     assert events is not None

@@ -21,7 +21,7 @@ TURNS = ",".join(Turn.__members__)
 
 
 class WalkArgs(ctypes.Structure):
-    """The kernel's one argument; `struct WalkArgs` of csrc/rounds.cuh, whose size is asserted."""
+    """The kernel's one argument; `struct WalkArgs` of csrc/args.cuh, whose size is asserted."""
 
     _fields_ = [
         ("tiles", ctypes.c_void_p),

@@ -15,7 +15,7 @@ __all__ = ["fragment_storage", "ring_barriers", "ring_places", "shared_layout"]
 def shared_layout(plan: ResidencyPlan) -> list[tuple[str, int]]:
     """Offset of each member of the kernel's shared-memory struct, in bytes; the last is its size.
 
-    Mirrors `struct Shared` of csrc/layout.cuh, which asserts the same total.
+    Mirrors `struct Shared` of csrc/shared.cuh, which asserts the same total.
     """
     groups, columns, slots = plan.groups, plan.columns, plan.base_slots
     places, early = ring_places(plan), columns if plan.units else 1

@@ -1,0 +1,23 @@
+// Time stamps, only in kernels built to be traced.
+#pragma once
+#include "args.cuh"
+#include "plan_constants.h"
+
+namespace wts {
+
+enum Event { LATENT_SEEN, SWEPT, OFFERED, GATHERED, PUBLISHED, DECODED, LATENT_SENT, NUM_EVENTS };
+
+constexpr int TRACED_ROUNDS = 64;
+
+// Into args.trace[NUM_BLOCKS][TRACED_ROUNDS][NUM_EVENTS].
+__device__ __forceinline__ void mark(const WalkArgs& args, int round, Event event) {
+  if constexpr (plan::TRACE) {
+    if ((threadIdx.x & 31) == 0 && round < TRACED_ROUNDS) {
+      const long long slot =
+          (static_cast<long long>(blockIdx.x) * TRACED_ROUNDS + round) * NUM_EVENTS + event;
+      args.trace[slot] = clock64();
+    }
+  }
+}
+
+}  // namespace wts
