@@ -350,8 +350,8 @@ def sections_of(cubin: bytes) -> Iterator[tuple[str, bytes]]:
 def code_of(cubin: bytes) -> Found:
     """Digests of code and constants, and how often which instructions are in it.
 
-    `order`: of the instructions without their operands. Bank 0 has the arguments, so only its size
-    counts; `.nv.global.init` has tables that code indexes.
+    `order`: of the instructions without their operands. Bank 0 has the arguments, and
+    `.nv.global.init` tables in the order in which the files have them: only their sizes count.
     """
     found: Found = {}
     counts: Counter[str] = Counter()
@@ -362,9 +362,9 @@ def code_of(cubin: bytes) -> Found:
             found[f"order {name}"] = digest(struct.pack(f"<{len(opcodes)}H", *opcodes))
             counts["instructions"] += len(opcodes)
             counts.update(OPCODES[opcode] for opcode in opcodes if opcode in OPCODES)
-        elif name.startswith(".nv.constant0"):
+        elif name.startswith((".nv.constant0", ".nv.global.init")):
             found[name] = f"{len(data)} bytes"
-        elif name.startswith((".nv.constant", ".nv.global.init")):
+        elif name.startswith(".nv.constant"):
             found[name] = f"{len(data)} bytes {digest(data)}"
     return found | dict(sorted(counts.items()))
 
