@@ -27,7 +27,7 @@ from wts.heads.markov import MarkovHead
 from wts.numerics.gumbel import philox_words
 from wts.numerics.step_logits import step_logits
 from wts.selection.token_race import sampled_scores
-from wts.walk.walker import Backend
+from wts.walk.backends import BackendName
 
 # A state carries a difference of its roundings on, which the interval of one step knows nothing of.
 _OF_A_STATE = 4.0
@@ -58,7 +58,7 @@ def draft_of(library: Sglang, head: AnyHead, *, hidden_size: int, seed: int = 0)
     )
 
 
-def one_rank(monkeypatch: pytest.MonkeyPatch, gpu: GpuSpec, backend: Backend) -> None:
+def one_rank(monkeypatch: pytest.MonkeyPatch, gpu: GpuSpec, backend: BackendName) -> None:
     """SGLang's samplers of one rank, asking our hook for a factory that plans for this GPU."""
     from sglang.srt.kernel_plugins.nvidia import binding
     from sglang.srt.layers import dp_attention

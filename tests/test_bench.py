@@ -27,8 +27,8 @@ from wts.bench.report.summary import render, render_short
 from wts.cli import bench_all, bench_head
 from wts.errors import DeviceError, InputError, PlanError
 from wts.heads.domino import DominoHead
-from wts.kernels.packed import pack_head
 from wts.kernels.planner import plan_residency
+from wts.kernels.trace import traced_events
 from wts.walk.reference import reference_walk
 from wts.walk.walker import Walker
 
@@ -1157,41 +1157,16 @@ def test_the_lm_head_product_is_subtracted_from_sglang_alone(
 def test_a_wrong_token_of_a_head_that_reads_hidden_states_is_caught(
     kind: Any, emulated: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """What the emulator is given is the device's own hidden part, and a wrong one is found out."""
+    """What the emulator is given is the device's own hidden term, and a wrong one is found out."""
     real = gate.device_part
     emulated.setattr(gate, "device_part", lambda walker, hidden: real(walker, hidden) + 3)
     assert bench_head.main([*RECURRENT_SMALL, "--head", kind, "--paths", "wts"]) == 1
     assert "WalkFault: tokens" in capsys.readouterr().out
 
 
-def test_a_part_and_an_emulator_of_a_device_walker() -> None:
-    """They are of what the device holds: with a stand-in for its memory."""
-    made = gate.draw_head(small_case("rnn"), device="cpu", seed=1)
-    plan = plan_residency(made, "h200", batch=4, steps=8)
-    packed = pack_head(made, plan, torch.device("cpu"))
-    part = torch.randn(4 * 8, plan.part)
-    walker: Any = SimpleNamespace(
-        plan=plan, _device_walk=SimpleNamespace(packed=packed, part=part), _emulator=None
-    )
-    hidden = torch.zeros(2, 3, 48).bfloat16()
-    found = gate.device_part(walker, hidden)
-    assert found.shape == (2, 3, plan.part)
-    assert torch.equal(found[1, 0], part[3])
-    assert torch.equal(found[0, 2], part[2])
-    emulator = gate.emulator_of(walker)
-    packed.tiles.zero_()
-    assert bool(emulator.packed.tiles.any()), "its own copy"
-    assert emulator.packed.cell is not None
-    assert emulator.packed.draft_to_target is None
-    tokens, _ = emulator.walk(
-        torch.zeros(2, 3, 200).bfloat16(), torch.tensor([1, 2]), hidden_term=found
-    )
-    assert tokens.shape == (2, 3)
-
-
 def test_parts_of_a_step_are_between_the_events_of_a_round() -> None:
     """Two groups take turns, two steps: the last step's rounds are left out."""
-    names, traced = breakdown._layout()
+    names, traced = traced_events()
     assert names[:2] == ["LATENT_SEEN", "SWEPT"]
     stamps = torch.zeros(3, traced, len(names), dtype=torch.int64)
     for block in range(3):
@@ -1221,10 +1196,12 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
         def __init__(self, *_: Any, trace: bool) -> None:
             assert trace
             self.plan = plan
+            names, rounds = traced_events()
+            self.stamps = torch.zeros(plan.num_blocks, rounds, len(names), dtype=torch.int64)
 
-        def launch(self, base: Any, anchor: Any, tokens: torch.Tensor, **given_: Any) -> None:
-            given_["trace"].copy_(torch.arange(given_["trace"].numel()).view_as(given_["trace"]))
-            tokens.copy_(walker(base, anchor, hidden=given_["hidden"]) + wrong)
+        def launch(self, call: Any, tokens: torch.Tensor) -> None:
+            self.stamps.copy_(torch.arange(self.stamps.numel()).view_as(self.stamps))
+            tokens.copy_(walker(call.base_logits, call.anchor, hidden=call.hidden) + wrong)
 
         def check(self) -> None:
             pass
@@ -1236,7 +1213,7 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
             tokens: torch.Tensor = walker(*args, **kwargs)
             return tokens
 
-    stand: Any = Stand(head=inputs.head, plan=plan, _device_walk=SimpleNamespace(device="cpu"))
+    stand: Any = Stand(head=inputs.head, plan=plan)
     assert breakdown.traced_parts(stand, inputs)["sweep"] == 1
     wrong = 1
     with pytest.raises(gate.WalkFault, match="traced"):

@@ -48,12 +48,13 @@ from wts.heads.rnn import RnnHead
 from wts.kernels.planner import plan_residency
 from wts.numerics.gumbel import Noise
 from wts.numerics.step_logits import step_logits
+from wts.walk.backends import BackendName
 from wts.walk.reference import reference_walk
-from wts.walk.walker import Backend, Walker
+from wts.walk.walker import Walker
 
 BF16 = torch.bfloat16
 NAN = math.nan
-CPU_BACKENDS: tuple[Backend, ...] = ("emulator", "reference")
+CPU_BACKENDS: tuple[BackendName, ...] = ("emulator", "reference")
 
 each_kind = pytest.mark.parametrize("kind", KINDS)
 each_backend = pytest.mark.parametrize("backend", CPU_BACKENDS)
@@ -722,7 +723,7 @@ class TestWalker:
     @each_kind
     @each_backend
     def test_a_plan_for_another_kind_or_state_is_refused(
-        self, kind: type[RecurrentHead], backend: Backend
+        self, kind: type[RecurrentHead], backend: BackendName
     ) -> None:
         head = recurrent_head(kind)
         others = [recurrent_head(other) for other in KINDS if other is not kind]
@@ -733,7 +734,9 @@ class TestWalker:
 
     @each_kind
     @each_backend
-    def test_out_strides_and_gradients(self, kind: type[RecurrentHead], backend: Backend) -> None:
+    def test_out_strides_and_gradients(
+        self, kind: type[RecurrentHead], backend: BackendName
+    ) -> None:
         head = recurrent_head(kind)
         walk, given = walker(head, backend), call_inputs(head)
         tokens = walk(**given)
@@ -749,7 +752,9 @@ class TestWalker:
 
     @each_kind
     @each_backend
-    def test_clamped_anchors_are_counted(self, kind: type[RecurrentHead], backend: Backend) -> None:
+    def test_clamped_anchors_are_counted(
+        self, kind: type[RecurrentHead], backend: BackendName
+    ) -> None:
         head = recurrent_head(kind)
         walk = walker(head, backend)
         walk(**call_inputs(head) | {"anchor": torch.tensor([-1, 2**40])})
@@ -772,7 +777,7 @@ class TestWalker:
         ],
     )
     def test_hidden_states_that_do_not_fit_are_refused(
-        self, kind: type[RecurrentHead], backend: Backend, hidden: Any, words: str
+        self, kind: type[RecurrentHead], backend: BackendName, hidden: Any, words: str
     ) -> None:
         head = recurrent_head(kind)
         with pytest.raises(InputError, match=rf"^hidden: wanted .*({words}).*; "):
@@ -781,7 +786,7 @@ class TestWalker:
     @each_kind
     @each_backend
     def test_weights_are_served_from_the_refresh_on(
-        self, kind: type[RecurrentHead], backend: Backend
+        self, kind: type[RecurrentHead], backend: BackendName
     ) -> None:
         head, other = recurrent_head(kind), recurrent_head(kind, seed=99)
         walk, given = walker(head, backend), call_inputs(head)
@@ -797,7 +802,7 @@ class TestWalker:
     @each_kind
     @each_backend
     def test_refresh_refuses_another_kind_or_size_and_serves_on(
-        self, kind: type[RecurrentHead], backend: Backend
+        self, kind: type[RecurrentHead], backend: BackendName
     ) -> None:
         head = recurrent_head(kind)
         walk, given = walker(head, backend), call_inputs(head)
@@ -816,7 +821,7 @@ class TestWalker:
         assert torch.equal(walk(**given), before)
 
     @each_backend
-    def test_a_markov_walker_refuses_other_kinds(self, backend: Backend) -> None:
+    def test_a_markov_walker_refuses_other_kinds(self, backend: BackendName) -> None:
         walk = walker(MarkovHead.random(vocab=517, rank=64, seed=1), backend)
         with pytest.raises(HeadError, match=r"wanted a MarkovHead, .*found GatedHead"):
             walk.refresh(recurrent_head(GatedHead))

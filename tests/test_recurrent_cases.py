@@ -33,8 +33,9 @@ from wts.heads.kinds import RANKS
 from wts.numerics.gumbel import Noise
 from wts.numerics.order import select_greedy
 from wts.numerics.step_logits import step_logits
+from wts.walk.backends import BackendName
 from wts.walk.reference import reference_walk
-from wts.walk.walker import Backend, Walker
+from wts.walk.walker import Walker
 
 INF = math.inf
 NAN = math.nan
@@ -369,7 +370,7 @@ def test_changed_weights_are_served_after_a_refresh_and_never_in_part(
 ) -> None:
     head = recurrent_head(kind, vocab=1500, rank=128)
     base, anchor, hidden = drawn_inputs(head, 2, 6)
-    plan, backend = plan_of(way, head, batch=2, steps=6), cast(Backend, way.partition(" ")[0])
+    plan, backend = plan_of(way, head, batch=2, steps=6), cast(BackendName, way.partition(" ")[0])
     walker = Walker(head, plan, backend=backend)
     before = run(walker, base, anchor, hidden)
     for name in ("table", "projection", *type(head).__slots__):
@@ -449,7 +450,7 @@ def test_an_outlier_column_stays_within_the_bound(
     base, anchor, hidden = drawn_inputs(head, 4, 10)
     tokens = walk(way, head, base, anchor, hidden)
     state, previous, sure_tokens = head.initial_state(4), anchor, 0
-    packed = walker_of("emulator", head, batch=8)._emulator.packed  # type: ignore[union-attr]
+    (packed,) = walker_of("emulator", head, batch=8).packs
     parts = packed.hidden_term(hidden)
     assert parts is not None
     for step in range(10):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 import math
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import wts.kernels.launch
+import wts.walk.backends
 import wts.walk.walker
 from strategies import anchors, base_logits, heads, hopper, silent_head, successor_head
 from wts.dtypes import NUMBER_TYPES, NumberType
@@ -19,20 +20,23 @@ from wts.errors import CompileError, DeviceError, HeadError, InputError, PlanErr
 from wts.hardware.gpu import gpu_spec
 from wts.heads.kinds import Shape
 from wts.heads.markov import MarkovHead
+from wts.kernels.launch import LoadedKernel
 from wts.kernels.planner import plan_residency
+from wts.kernels.workspace import FIRST_SEQUENCE
 from wts.numerics.gumbel import Noise
-from wts.walk.walker import Backend, Walker, WalkReport
+from wts.walk.backends import BackendName, DeviceBackend, WalkReport
+from wts.walk.walker import Walker
 
 BF16 = torch.bfloat16
 NAN = math.nan
-CPU_BACKENDS: tuple[Backend, ...] = ("emulator", "reference")
+CPU_BACKENDS: tuple[BackendName, ...] = ("emulator", "reference")
 
 each_backend = pytest.mark.parametrize("backend", CPU_BACKENDS)
 
 
 def walker(
     head: MarkovHead,
-    backend: Backend,
+    backend: BackendName,
     *,
     base_type: NumberType = "bf16",
     sampled: bool = False,
@@ -67,13 +71,13 @@ class TestCall:
             assert torch.equal(tokens, wanted)
 
     @each_backend
-    def test_follows_the_head(self, backend: Backend) -> None:
+    def test_follows_the_head(self, backend: BackendName) -> None:
         walk = walker(successor_head([3, 0, 4, 2, 1], dtype=BF16), backend)
         tokens = walk(torch.zeros(2, 5, 5, dtype=BF16), torch.tensor([2, 0]))
         assert tokens.tolist() == [[4, 1, 0, 3, 2], [3, 2, 4, 1, 0]]
 
     @each_backend
-    def test_out_receives_the_tokens(self, backend: Backend) -> None:
+    def test_out_receives_the_tokens(self, backend: BackendName) -> None:
         walk = walker(successor_head([1, 2, 0], dtype=BF16), backend)
         base, anchor = torch.zeros(2, 3, 3, dtype=BF16), torch.tensor([0, 1])
         out = torch.full((2, 3), -7)
@@ -81,7 +85,7 @@ class TestCall:
         assert torch.equal(out, walk(base, anchor))
 
     @each_backend
-    def test_calls_do_not_depend_on_each_other(self, backend: Backend) -> None:
+    def test_calls_do_not_depend_on_each_other(self, backend: BackendName) -> None:
         walk = walker(successor_head([1, 2, 0], dtype=BF16), backend)
         base = torch.zeros(4, 6, 3, dtype=BF16)
         first = walk(base, torch.tensor([0, 1, 2, 0]))
@@ -89,7 +93,7 @@ class TestCall:
         assert torch.equal(walk(base, torch.tensor([0, 1, 2, 0])), first)
 
     @each_backend
-    def test_inputs_are_not_written(self, backend: Backend) -> None:
+    def test_inputs_are_not_written(self, backend: BackendName) -> None:
         head = MarkovHead.random(vocab=40, rank=64, seed=1)
         base, anchor = base_logits(head, batch=2, steps=3, seed=1), torch.tensor([-1, 99])
         copies = base.clone(), anchor.clone()
@@ -100,7 +104,7 @@ class TestCall:
     @each_backend
     @pytest.mark.parametrize("row_stride", [45, 48, 64])
     def test_a_crop_of_a_wider_matrix_is_read_in_place(
-        self, backend: Backend, row_stride: int
+        self, backend: BackendName, row_stride: int
     ) -> None:
         head = MarkovHead.random(vocab=41, rank=64, seed=1)
         crop = base_logits(head, batch=3, steps=4, seed=2, row_stride=row_stride)
@@ -110,20 +114,20 @@ class TestCall:
         assert torch.equal(walk(crop, anchor), walk(crop.contiguous(), anchor))
 
     @each_backend
-    def test_a_vocabulary_of_one_may_have_any_stride(self, backend: Backend) -> None:
+    def test_a_vocabulary_of_one_may_have_any_stride(self, backend: BackendName) -> None:
         base = torch.zeros(2, 3, 8, dtype=BF16)[:, :, ::8]
         assert base.shape == (2, 3, 1)
         tokens = walker(silent_head(1), backend)(base, torch.tensor([0, 0]))
         assert tokens.tolist() == [[0] * 3] * 2
 
     @each_backend
-    def test_wider_logits_than_the_vocabulary_are_cut(self, backend: Backend) -> None:
+    def test_wider_logits_than_the_vocabulary_are_cut(self, backend: BackendName) -> None:
         base = torch.full((1, 2, 12), 99.0, dtype=BF16)
         base[:, :, :9] = 0.0
         assert walker(silent_head(9), backend)(base, torch.tensor([3])).tolist() == [[0, 0]]
 
     @each_backend
-    def test_strided_and_expanded_inputs(self, backend: Backend) -> None:
+    def test_strided_and_expanded_inputs(self, backend: BackendName) -> None:
         head = MarkovHead.random(vocab=41, rank=64, seed=1)
         walk = walker(head, backend)
         base = base_logits(head, batch=1, steps=4, seed=2)
@@ -141,14 +145,14 @@ class TestCall:
         assert torch.equal(*walk(base.expand(2, -1, -1), same))
 
     @each_backend
-    def test_inputs_that_require_grad_are_only_read(self, backend: Backend) -> None:
+    def test_inputs_that_require_grad_are_only_read(self, backend: BackendName) -> None:
         base = torch.zeros(1, 2, 9, dtype=BF16, requires_grad=True)
         tokens = walker(silent_head(9), backend)(base, torch.tensor([0]))
         assert not tokens.requires_grad
         assert tokens.tolist() == [[0, 0]]
 
     @each_backend
-    def test_clamped_anchors_are_counted(self, backend: Backend) -> None:
+    def test_clamped_anchors_are_counted(self, backend: BackendName) -> None:
         walk = walker(silent_head(9, table_rows=11), backend)
         base = torch.zeros(4, 2, 9, dtype=BF16)
         assert walk.report().clamped_anchors == 0
@@ -159,18 +163,17 @@ class TestCall:
     def test_a_device_s_counters_have_no_sign(self) -> None:
         """Torch reads 32 bits as a signed number; rows may be counted up to 2^31 within minutes."""
 
-        class Device:
+        class Kernel:
             def read_status(self) -> list[int]:
                 return [2, 0, 0, 0, 3, 1 << 30, -(1 << 31) + 5, 0]
 
-        walk = walker(silent_head(9), "emulator")
-        walk._device_walk = Device()  # type: ignore[assignment]
-        assert walk.report() == WalkReport(
+        backend = DeviceBackend(cast(LoadedKernel, Kernel()))
+        assert backend.report() == WalkReport(
             clamped_anchors=3, rescored_steps=1 << 30, rescored_rows=(1 << 31) + 5
         )
 
     @each_backend
-    def test_check_has_nothing_to_say(self, backend: Backend) -> None:
+    def test_check_has_nothing_to_say(self, backend: BackendName) -> None:
         walk = walker(silent_head(9), backend)
         walk(torch.zeros(1, 1, 9, dtype=BF16), torch.tensor([0]))
         walk.check()
@@ -189,7 +192,7 @@ class TestSampledCall:
 
     @each_backend
     def test_logits_out_is_written_for_sampled_rows_only_and_up_to_the_vocabulary(
-        self, backend: Backend
+        self, backend: BackendName
     ) -> None:
         head = MarkovHead.random(vocab=41, rank=64, seed=1)
         base = base_logits(head, batch=3, steps=4, seed=1)
@@ -204,7 +207,7 @@ class TestSampledCall:
         assert not (wide[1, :, :41] == 7.0).any()
 
     @each_backend
-    def test_logits_out_may_be_a_crop_and_may_be_left_out(self, backend: Backend) -> None:
+    def test_logits_out_may_be_a_crop_and_may_be_left_out(self, backend: BackendName) -> None:
         head = MarkovHead.random(vocab=41, rank=64, seed=1)
         base, anchor = base_logits(head, batch=2, steps=4, seed=1), anchors(head, 2, 1)
         walk = walker(head, backend, sampled=True)
@@ -219,7 +222,9 @@ class TestSampledCall:
         assert torch.equal(first, third)
 
     @each_backend
-    def test_the_offset_is_advanced_by_one_whatever_the_rows_are(self, backend: Backend) -> None:
+    def test_the_offset_is_advanced_by_one_whatever_the_rows_are(
+        self, backend: BackendName
+    ) -> None:
         head = silent_head(9)
         walk = walker(head, backend, sampled=True)
         noise = new_noise((1 << 40) + 5)
@@ -233,7 +238,7 @@ class TestSampledCall:
         assert noise.offset.tolist() == [(1 << 40) + 8]
 
     @each_backend
-    def test_what_the_call_reads_is_not_written(self, backend: Backend) -> None:
+    def test_what_the_call_reads_is_not_written(self, backend: BackendName) -> None:
         head = MarkovHead.random(vocab=41, rank=64, seed=1)
         base, temperatures = base_logits(head, batch=2, steps=2, seed=1), torch.tensor([1e-9, NAN])
         copies = base.clone(), temperatures.clone()
@@ -246,7 +251,7 @@ class TestSampledCall:
 
 class TestRefresh:
     @each_backend
-    def test_serves_the_new_weights(self, backend: Backend) -> None:
+    def test_serves_the_new_weights(self, backend: BackendName) -> None:
         walk = walker(successor_head([1, 2, 0], dtype=BF16), backend)
         base, anchor = torch.zeros(1, 3, 3, dtype=BF16), torch.tensor([0])
         assert walk(base, anchor).tolist() == [[1, 2, 0]]
@@ -257,7 +262,7 @@ class TestRefresh:
 
     @each_backend
     def test_weights_changed_in_place_are_served_from_the_refresh_on(
-        self, backend: Backend
+        self, backend: BackendName
     ) -> None:
         first, second = successor_head([1, 2, 0], dtype=BF16), successor_head([2, 0, 1], dtype=BF16)
         table, projection, ids = first.table, first.projection, torch.tensor([0, 1, 2])
@@ -276,7 +281,7 @@ class TestRefresh:
 
     @each_backend
     @pytest.mark.parametrize("other", [5, None, Shape(vocab=3, rank=64)])
-    def test_refuses_what_is_no_head_and_serves_on(self, backend: Backend, other: Any) -> None:
+    def test_refuses_what_is_no_head_and_serves_on(self, backend: BackendName, other: Any) -> None:
         walk = walker(successor_head([1, 2, 0], dtype=BF16), backend)
         with pytest.raises(
             HeadError, match=r"^head: wanted a MarkovHead, .* or DominoHead, found .*; "
@@ -286,7 +291,7 @@ class TestRefresh:
         assert walk(base, anchor).tolist() == [[1, 2, 0]]
 
     @each_backend
-    def test_serves_a_new_map(self, backend: Backend) -> None:
+    def test_serves_a_new_map(self, backend: BackendName) -> None:
         def mapped(ids: list[int]) -> MarkovHead:
             return MarkovHead(
                 table=torch.zeros(9, 64, dtype=BF16),
@@ -312,7 +317,7 @@ class TestRefresh:
         ],
         ids=["vocab", "rank", "table_rows", "table_type", "map"],
     )
-    def test_refuses_another_shape_and_serves_on(self, backend: Backend, other: Any) -> None:
+    def test_refuses_another_shape_and_serves_on(self, backend: BackendName, other: Any) -> None:
         head = MarkovHead.random(vocab=40, rank=64, seed=1)
         walk = walker(head, backend)
         base, anchor = base_logits(head, batch=1, steps=4, seed=1), torch.tensor([0])
@@ -392,7 +397,7 @@ class TestBadInput:
         ids=[f"{name}-{number}" for number, (name, *_) in enumerate(BAD_SAMPLED)],
     )
     def test_of_a_sampled_walk_is_refused_by_name(
-        self, backend: Backend, argument: str, changes: dict[str, Any], words: str
+        self, backend: BackendName, argument: str, changes: dict[str, Any], words: str
     ) -> None:
         head = MarkovHead.random(vocab=50, rank=64, seed=1)
         walk = walker(head, backend, sampled=True)
@@ -410,7 +415,7 @@ class TestBadInput:
         ids=[f"{name}-{number}" for number, (name, *_) in enumerate(BAD_INPUTS)],
     )
     def test_is_refused_by_name(
-        self, backend: Backend, argument: str, changes: dict[str, Any], words: str
+        self, backend: BackendName, argument: str, changes: dict[str, Any], words: str
     ) -> None:
         walk = walker(MarkovHead.random(vocab=50, rank=64, seed=1), backend, steps=8)
         arguments = {"base_logits": BASE, "anchor": ANCHOR} | changes
@@ -448,7 +453,7 @@ class TestBadInput:
 
     @pytest.mark.parametrize("backend", ["auto", "device", *CPU_BACKENDS])
     @pytest.mark.parametrize("found", [5, None, "drafter/", torch.zeros(2, 2)])
-    def test_what_is_no_head_or_no_plan(self, backend: Backend, found: Any) -> None:
+    def test_what_is_no_head_or_no_plan(self, backend: BackendName, found: Any) -> None:
         head = silent_head(5)
         plan = plan_residency(head, "h200")
         kind = type(found).__name__
@@ -473,7 +478,7 @@ class TestBadInput:
         ],
         ids=lambda changes: next(iter(changes)),
     )
-    def test_a_plan_for_another_head(self, backend: Backend, changes: dict[str, Any]) -> None:
+    def test_a_plan_for_another_head(self, backend: BackendName, changes: dict[str, Any]) -> None:
         head = MarkovHead.random(vocab=42, rank=64, seed=1)
         other = MarkovHead.random(**({"vocab": 42, "rank": 64, "seed": 1} | changes))
         with pytest.raises(PlanError, match=r"^plan: wanted one for .*found .*plan_residency"):
@@ -511,7 +516,7 @@ class TestWithoutAGpu:
             raise error
 
         monkeypatch.setattr(wts.walk.walker, "cuda_device", lambda device: torch.device("cpu"))
-        monkeypatch.setattr(wts.walk.walker, "LoadedKernel", no_device)
+        monkeypatch.setattr(wts.walk.backends, "LoadedKernel", no_device)
         head = silent_head(5)
         plan = plan_residency(head, "h200")
         assert Walker(head, plan, fallback=True).backend == "emulator"
@@ -527,7 +532,7 @@ class TestWithoutAGpu:
 
     @each_backend
     def test_cpu_backends_warn_of_nothing(
-        self, backend: Backend, caplog: pytest.LogCaptureFixture
+        self, backend: BackendName, caplog: pytest.LogCaptureFixture
     ) -> None:
         walker(silent_head(5), backend)
         assert caplog.records == []
@@ -602,5 +607,5 @@ def test_every_refusal_is_a_walk_error() -> None:
 
 def test_the_first_sequence_is_nobodys_word() -> None:
     """A cleared slot has tag 0; the first exchanges of each parity must have other tags."""
-    first = wts.kernels.launch.FIRST_SEQUENCE
+    first = FIRST_SEQUENCE
     assert all(((first + step) >> 1) & 0xF != 0 for step in (0, 1))

@@ -12,11 +12,12 @@ from wts.errors import HeadError, InputError, PlanError, WalkTimeout
 from wts.heads.markov import MarkovHead
 from wts.kernels.planner import plan_residency
 from wts.numerics.gumbel import Noise
-from wts.walk.walker import Backend, Walker
+from wts.walk.backends import BackendName
+from wts.walk.walker import Walker
 from wts.walk.walker_set import WalkerSet
 
 BATCHES = (1, 2, 4, 8, 16)
-EMULATOR: Backend = "emulator"
+EMULATOR: BackendName = "emulator"
 
 
 def markov(seed: int = 1, **others: Any) -> MarkovHead:

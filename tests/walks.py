@@ -20,9 +20,12 @@ from wts.kernels.planner import plan_residency
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.kernels.resident.units import EXACT_ROWS
 from wts.numerics.gumbel import Noise
-from wts.walk.walker import Backend, Walker
+from wts.walk.backends import BackendName
+from wts.walk.walker import Walker
 
-Way: TypeAlias = Backend | Literal["device exact", "device bf16", "emulator exact", "emulator bf16"]
+Way: TypeAlias = (
+    BackendName | Literal["device exact", "device bf16", "emulator exact", "emulator bf16"]
+)
 """A backend, perhaps under a plan of exact walks or of bf16 weights."""
 
 WAYS_OF_A_GPU: tuple[Way, ...] = ("device", "device exact", "device bf16")
@@ -34,7 +37,7 @@ WAYS_WITHOUT_A_GPU: tuple[Way, ...] = (
 )
 
 
-def gpu_of(backend: Backend, blocks: int | None = None) -> GpuSpec:
+def gpu_of(backend: BackendName, blocks: int | None = None) -> GpuSpec:
     """This machine's GPU for the device, else an H200; perhaps only some of its blocks."""
     whole = gpu_spec("LOCAL") if backend == "device" else hopper()
     return whole if blocks is None else whole.with_blocks(min(blocks, whole.num_sms))
@@ -57,7 +60,7 @@ def plan_of(
         pytest.skip(f"{how}: of heads in bf16")
     if how == "exact" and (sampled or base_type != "bf16"):
         pytest.skip("exact: of greedy walks in bf16")
-    gpu = gpu_of(cast(Backend, backend), blocks)
+    gpu = gpu_of(cast(BackendName, backend), blocks)
     if how == "exact" and head.vocab > EXACT_ROWS * gpu.max_blocks:
         pytest.skip(f"exact: of at most {EXACT_ROWS} rows a block")
     return plan_residency(
@@ -84,7 +87,7 @@ def walker_of(
 ) -> Walker:
     """A Walker of a head, kept for the next test that asks for the same."""
     plan = plan_of(way, head, batch=batch, blocks=blocks, base_type=base_type, sampled=sampled)
-    return Walker(head, plan, backend=cast(Backend, way.partition(" ")[0]))
+    return Walker(head, plan, backend=cast(BackendName, way.partition(" ")[0]))
 
 
 @lru_cache(maxsize=64)
@@ -242,11 +245,10 @@ class _OneBlockLess:
 @contextmanager
 def without_the_last_block(walker: Walker) -> Iterator[None]:
     """Launch one block less than every block waits for."""
-    device_walk = walker._device_walk
-    assert device_walk is not None
-    whole = device_walk.plan
-    device_walk.plan = cast(ResidencyPlan, _OneBlockLess(whole))
+    kernel = walker.kernels[0]
+    whole = kernel.plan
+    kernel.plan = cast(ResidencyPlan, _OneBlockLess(whole))
     try:
         yield
     finally:
-        device_walk.plan = whole
+        kernel.plan = whole

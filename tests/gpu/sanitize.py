@@ -32,7 +32,8 @@ from wts.kernels.packed import pack_head
 from wts.kernels.planner import plan_residency
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.numerics.gumbel import Noise
-from wts.walk.walker import LONGEST_TIMEOUT_MS, Walker
+from wts.walk.validate import LONGEST_TIMEOUT_MS
+from wts.walk.walker import Walker
 
 FAULT_STATUS = 86  # of compute-sanitizer, when it has found something
 EACH_LANE_ARRIVES = "WTS_EACH_LANE_ARRIVES"
@@ -197,12 +198,11 @@ CASES = (
 
 def write_from_the_host(walker: Walker) -> None:
     """Write what a walk reads of its Walker by copies; torch's kernels are not looked at."""
-    device_walk = walker._device_walk
-    assert device_walk is not None
-    copy_parts(pack_head(walker.head, walker.plan, torch.device("cpu")), device_walk.packed)
-    workspaces = (device_walk.slots, device_walk.status, device_walk.state_slots, device_walk.part)
-    for workspace in workspaces:
-        workspace.copy_(workspace.cpu())
+    (kernel,) = walker.kernels
+    copy_parts(pack_head(walker.head, walker.plan, torch.device("cpu")), kernel.packed)
+    used = kernel.workspace
+    for memory in (used.slots, used.status, used.state_slots, used.hidden_term):
+        memory.copy_(memory.cpu())
     torch.cuda.synchronize()
 
 

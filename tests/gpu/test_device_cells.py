@@ -33,13 +33,14 @@ from wts.kernels.planner import plan_residency
 from wts.numerics.gumbel import Noise
 from wts.numerics.order import select_greedy
 from wts.numerics.step_logits import step_logits
+from wts.walk.backends import BackendName
 from wts.walk.emulator import Emulator
-from wts.walk.walker import Backend, Walker
+from wts.walk.walker import Walker
 
 BF16 = torch.bfloat16
 NAN = float("nan")
 INF = float("inf")
-DEVICE: Backend = "device"
+DEVICE: BackendName = "device"
 BATCHES = (1, 2, 3, 4, 5, 8, 16)
 TEMPERATURES = (1.0, 0.0, 0.6, 2.0, NAN, 0.8, -1.0, 1.5)
 
@@ -373,9 +374,8 @@ class TestCalls:
         results = []
         for base, anchor, hidden in there:
             tokens = walker(base, anchor, hidden=hidden)
-            assert walker._device_walk is not None
-            part = walker._device_walk.part[: hidden.shape[0] * hidden.shape[1]].clone()
-            results.append((tokens, part.view(*hidden.shape[:2], -1)))
+            term = walker.kernels[0].hidden_term(*hidden.shape[:2]).clone()
+            results.append((tokens, term))
         walker.check()
         for (base, anchor, _), (tokens, part) in zip(drawn, results, strict=True):
             wanted, _ = twin(walker).walk(base, anchor, hidden_term=part.cpu())
@@ -585,11 +585,10 @@ class TestFaults:
     def test_products_of_the_exchange_before_are_not_taken(self, kind: type[RecurrentHead]) -> None:
         """Every slot holds a large sum, whose number is one too small."""
         walker = walker_with_limit(kind, 200)
-        device_walk = walker._device_walk
-        assert device_walk is not None
+        (kernel,) = walker.kernels
         check(walker, inputs(walker.head, 2, 5))
-        stale = (0x7149F2CA << 32) | (device_walk.read_status()[0] - 1)  # 1e30
-        device_walk.state_slots.fill_(stale)
+        stale = (0x7149F2CA << 32) | (kernel.read_status()[0] - 1)  # 1e30
+        kernel.workspace.state_slots.fill_(stale)
         check(walker, inputs(walker.head, 2, 9, 1))
 
     @each_state
@@ -597,9 +596,8 @@ class TestFaults:
     def test_the_sequence_wraps_without_harm(self, kind: type[RecurrentHead], before: int) -> None:
         """The device counts exchanges in 32 bits."""
         walker = walker_with_limit(kind, 200)
-        device_walk = walker._device_walk
-        assert device_walk is not None
+        (kernel,) = walker.kernels
         check(walker, inputs(walker.head, 2, 2))
-        device_walk.status[0] = -before
+        kernel.workspace.status[0] = -before
         for seed in range(6):
             check(walker, inputs(walker.head, 2, 1 + seed % 5, seed))

@@ -119,10 +119,9 @@ class TestSequence:
     def test_wraps_without_harm(self, before: int, base_type: NumberType) -> None:
         """The device counts exchanges in 32 bits."""
         walker = walker_with_limit(200, base_type=base_type)
-        device_walk = walker._device_walk
-        assert device_walk is not None
+        (kernel,) = walker.kernels
         check_right(walker, steps=2)
-        device_walk.status[0] = -before
+        kernel.workspace.status[0] = -before
         for seed in range(12):
             check_right(walker, seed=seed, steps=1 + seed % 5)
 
@@ -136,16 +135,15 @@ class TestSequence:
     def test_words_of_the_exchange_before_are_not_taken(self, base_type: NumberType) -> None:
         """Every slot holds a winning word, whose tag is one too small."""
         walker = walker_with_limit(200, base_type=base_type)
-        device_walk = walker._device_walk
-        assert device_walk is not None
+        (kernel,) = walker.kernels
         check_right(walker)
-        tag = (device_walk.read_status()[0] >> 1) - 1
+        tag = (kernel.read_status()[0] >> 1) - 1
         words: torch.Tensor
         if walker.plan.wide:
-            words = device_walk.slots.view(torch.int64)
+            words = kernel.workspace.slots.view(torch.int64)
             words.fill_((0x7FFFFFFF << 32) | (tag & 0xFFFF))
         else:
-            words = device_walk.slots.view(torch.int32)
+            words = kernel.workspace.slots.view(torch.int32)
             words.fill_((0x7FFF << 16) | (tag & 0xF))
         check_right(walker, steps=9)
 

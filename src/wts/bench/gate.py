@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
@@ -85,7 +85,7 @@ class EmulatedWalk:
         logits_out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the tokens, int64 [B, K]."""
-        tokens, _ = self._emulator.walk(
+        return self._emulator(
             base_logits,
             anchor,
             hidden_term=hidden,
@@ -93,48 +93,18 @@ class EmulatedWalk:
             noise=noise,
             logits_out=logits_out,
         )
-        return tokens
 
 
 def emulator_of(walker: Walker) -> Emulator:
-    """The emulator of what a Walker has packed: of a device Walker, its own bytes on the CPU.
-
-    So both read the same input rows; the device packs them by another library's products.
-    """
-    from wts.kernels.packed import PackedHead
-    from wts.walk.emulator import Emulator
-
-    if walker._device_walk is None:
-        assert walker._emulator is not None
-        return walker._emulator
-    packed: PackedHead = _on_cpu(walker._device_walk.packed)
-    return Emulator(plan=walker.plan, packed=packed)
-
-
-def _on_cpu(parts: Any) -> Any:
-    """A dataclass of tensors, of such dataclasses and of other things, copied to the CPU."""
-    if isinstance(parts, torch.Tensor):
-        return parts.detach().clone().cpu()
-    if not is_dataclass(parts):
-        return parts
-    copies = {field.name: _on_cpu(getattr(parts, field.name)) for field in fields(parts)}
-    made: Any = type(parts)
-    return made(**copies)
+    """`Walker.twin`."""
+    return walker.twin("emulator")
 
 
 def device_part(walker: Walker, hidden: torch.Tensor) -> torch.Tensor:
-    """What hidden states [B, K, H] added to the steps of a Walker's last walk, which read them.
-
-    Returns:
-        fp32 [B, K, P] on the CPU: what the kernel was given, where it is a device Walker.
-    """
-    batch, steps, _ = hidden.shape
-    if walker._device_walk is None:
-        assert walker._emulator is not None
-        part = walker._emulator.packed.hidden_term(hidden.cpu())
-        assert part is not None
-        return part
-    return walker._device_walk.part[: batch * steps].view(batch, steps, -1).cpu()
+    """`Walker.hidden_term` of a walk of these hidden states [B, K, H]."""
+    term = walker.hidden_term(*hidden.shape[:2])
+    assert term is not None
+    return term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

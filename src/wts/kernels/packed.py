@@ -15,7 +15,8 @@ consecutive tokens: row g and row g + 8 of half h of a pair of tiles are tokens 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -80,6 +81,11 @@ class PackedHead:
         """Bytes held."""
         return sum(tensor.nbytes for tensor in self.tensors)
 
+    def copied(self, device: torch.device) -> PackedHead:
+        """The same on a device: a copy of every tensor, even where it is there already."""
+        made: PackedHead = _copied(self, device)
+        return made
+
     def hidden_term(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
         """What the hidden states [B, K, H] of a walk add to its steps; None for a Markov head."""
         if self.cell is None or hidden is None:
@@ -120,6 +126,16 @@ class PackedHead:
             return state, self.exact.table[prev_token]
         assert part is not None
         return self.cell.latent(state, self.table[prev_token], part)
+
+
+def _copied(parts: Any, device: torch.device) -> Any:
+    """A dataclass of tensors, of such dataclasses and of other things, its tensors copied."""
+    if isinstance(parts, torch.Tensor):
+        return parts.detach().to(device, copy=True)
+    if not is_dataclass(parts) or isinstance(parts, type):
+        return parts
+    copies = {field.name: _copied(getattr(parts, field.name), device) for field in fields(parts)}
+    return type(parts)(**copies)
 
 
 def _weights_of(cell: Cell) -> list[torch.Tensor]:

@@ -42,6 +42,27 @@ class Emulator:
     plan: ResidencyPlan
     packed: PackedHead
 
+    def __call__(
+        self,
+        base_logits: torch.Tensor,
+        anchor: torch.Tensor,
+        *,
+        hidden_term: torch.Tensor | None = None,
+        temperatures: torch.Tensor | None = None,
+        noise: Noise | None = None,
+        logits_out: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """The tokens of `walk`, int64 [B, K], and nothing else: as a Walker is called."""
+        tokens, _ = self.walk(
+            base_logits,
+            anchor,
+            hidden_term=hidden_term,
+            temperatures=temperatures,
+            noise=noise,
+            logits_out=logits_out,
+        )
+        return tokens
+
     def walk(
         self,
         base_logits: torch.Tensor,

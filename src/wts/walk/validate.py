@@ -16,15 +16,36 @@ from wts.numerics.torch_dtypes import DTYPE_OF
 from wts.selection.exact import check_exact_weights
 
 __all__ = [
+    "LONGEST_TIMEOUT_MS",
     "check_beside",
     "check_exact",
     "check_hidden",
     "check_inputs",
     "check_kind",
+    "check_options",
     "check_plan",
     "check_sampling",
     "check_shapes",
 ]
+
+
+# The kernel counts polls of about 0.2 us in 32 bits; a limit has to end before they wrap.
+LONGEST_TIMEOUT_MS = 600_000
+
+
+def check_options(backend: str, timeout_ms: int) -> None:
+    """Refuse (InputError) a backend that there is not, or a time limit out of range."""
+    if backend not in ("auto", "device", "emulator", "reference"):
+        raise InputError(
+            "backend: wanted 'auto', 'device', 'emulator' or 'reference', "
+            f"found {backend!r}; name one of them"
+        )
+    is_int = isinstance(timeout_ms, int) and not isinstance(timeout_ms, bool)
+    if not is_int or not 1 <= timeout_ms <= LONGEST_TIMEOUT_MS:
+        raise InputError(
+            f"timeout_ms: wanted an integer from 1 to {LONGEST_TIMEOUT_MS}, "
+            f"found {timeout_ms!r}; give a limit in milliseconds"
+        )
 
 
 def check_inputs(

@@ -4,57 +4,42 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import partial
-from typing import Literal, cast
+from typing import Literal
 
 import torch
 
 from wts.errors import CompileError, DeviceError, InputError
-from wts.heads.base import weights_of, with_weights
 from wts.heads.cells import AnyHead
 from wts.kernels.driver import cuda_device
-from wts.kernels.launch import LoadedKernel, check_each
-from wts.kernels.packed import PackedHead, pack_head, packed_bytes
-from wts.kernels.resident.args import Turn
+from wts.kernels.launch import LoadedKernel
+from wts.kernels.packed import PackedHead, packed_bytes
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.numerics.gumbel import Noise
+from wts.selection.call import Call
+from wts.walk.backends import (
+    Backend,
+    BackendName,
+    DeviceBackend,
+    EmulatorBackend,
+    ReferenceBackend,
+    WalkReport,
+)
 from wts.walk.emulator import Emulator
-from wts.walk.reference import reference_walk
 from wts.walk.validate import (
     check_beside,
     check_exact,
     check_hidden,
     check_inputs,
     check_kind,
+    check_options,
     check_plan,
     check_sampling,
     check_shapes,
 )
 
-__all__ = ["Backend", "WalkReport", "Walker"]
+__all__ = ["Walker"]
 
 logger = logging.getLogger("wts")
-Backend = Literal["device", "emulator", "reference"]
-
-# The kernel counts polls of about 0.2 us in 32 bits; a limit has to end before they wrap.
-LONGEST_TIMEOUT_MS = 600_000
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class WalkReport:
-    """What walks left behind since the Walker was made; a device counts modulo 2^32.
-
-    Args:
-        clamped_anchors: anchors outside the table, clamped for the look-up.
-        rescored_steps: of exact walks on the device: steps of a request in which int8 sums left
-            more than one row open, so that exact logits decided.
-        rescored_rows: rows whose exact logits were computed for that, each counted once.
-    """
-
-    clamped_anchors: int
-    rescored_steps: int = 0
-    rescored_rows: int = 0
 
 
 class Walker:
@@ -83,7 +68,7 @@ class Walker:
             Markov head's table) in place: it keeps the head alive, and they must not be changed but
             together with `refresh`, on the stream of the walks.
         sharing: Walkers of this very head, on the same backend and device, whose packed weights
-            this one uses where it can: `walkers.WalkerSet` makes and refreshes such Walkers.
+            this one uses where it can: `WalkerSet` makes and refreshes such Walkers.
         greedy_plan: beside a plan with sampled=True, a greedy one for the same walks. A call then
             launches two kernels, one of which leaves at once, by the temperatures that it reads:
             batches without a sampled row walk under the greedy plan, which is faster, in the same
@@ -98,12 +83,21 @@ class Walker:
         CompileError: no compiler, or a kernel that does not come out as planned.
     """
 
+    head: AnyHead
+    """The head whose weights are walked."""
+
+    shares: bool
+    """Whether other Walkers hold some of the same packed weights."""
+
+    _on: Backend
+    _last: tuple[int, int] | None
+
     def __init__(
         self,
         head: AnyHead,
         plan: ResidencyPlan,
         *,
-        backend: Backend | Literal["auto"] = "auto",
+        backend: BackendName | Literal["auto"] = "auto",
         device: str | torch.device | None = None,
         fallback: bool = False,
         timeout_ms: int = 2000,
@@ -111,70 +105,55 @@ class Walker:
         sharing: Sequence[Walker] = (),
         greedy_plan: ResidencyPlan | None = None,
     ) -> None:
-        if backend not in ("auto", "device", "emulator", "reference"):
-            raise InputError(
-                "backend: wanted 'auto', 'device', 'emulator' or 'reference', "
-                f"found {backend!r}; name one of them"
-            )
-        is_int = isinstance(timeout_ms, int) and not isinstance(timeout_ms, bool)
-        if not is_int or not 1 <= timeout_ms <= LONGEST_TIMEOUT_MS:
-            raise InputError(
-                f"timeout_ms: wanted an integer from 1 to {LONGEST_TIMEOUT_MS}, "
-                f"found {timeout_ms!r}; give a limit in milliseconds"
-            )
+        check_options(backend, timeout_ms)
         check_plan(head, plan)
         check_exact(plan, exact)
         if greedy_plan is not None:
             check_plan(head, greedy_plan)
             check_beside(plan, greedy_plan)
         _check_sharing(head, sharing)
-        self._shares = bool(sharing)
-        for other in sharing:
-            other._shares = True
-        self.head: AnyHead = head
-        self.plan = plan
-        self.backend: Backend
-        self._device_walk: LoadedKernel | None = None
-        self._greedy_walk: LoadedKernel | None = None
-        self._emulator: Emulator | None = None
-        self._reference: AnyHead | None = None
-        self._clamped = 0
+        packed = _packed_of(sharing)
+        made: Backend | None = None
         if backend in ("auto", "device"):
             try:
-                share_with = _packed_of(sharing)
-                walk = LoadedKernel(
-                    head, plan, cuda_device(device), timeout_ms, share_with=share_with
+                made = DeviceBackend.load(
+                    head,
+                    plan,
+                    cuda_device(device),
+                    timeout_ms,
+                    greedy_plan=greedy_plan,
+                    share_with=packed,
                 )
-                if greedy_plan is not None:
-                    self._greedy_walk = LoadedKernel(
-                        head,
-                        greedy_plan,
-                        walk.device,
-                        timeout_ms,
-                        share_with=[*share_with, walk.packed],
-                    )
-                self._device_walk = walk
-                self.backend = "device"
-                self.plan = walk.plan
-                if self.plan.loses:
-                    logger.warning(
-                        "wts: plan %s reads %.1f times the projection from L2 a step, for which "
-                        "step-wise execution is faster; walk fewer requests at once",
-                        self.plan.hash,
-                        self.plan.readings,
-                    )
-                return
+                _warn_of_slow(made.plan)
             except (CompileError, DeviceError) as error:
                 if backend == "device" or not fallback:
                     raise
                 logger.warning("wts: walking on the emulator, not on a GPU: %s", error)
-            backend = "emulator"
-        if backend == "emulator":
-            packed = pack_head(head, plan, torch.device("cpu"), share_with=_packed_of(sharing))
-            self._emulator = Emulator(plan=plan, packed=packed)
-        else:
-            self._reference = with_weights(head, torch.clone)
-        self.backend = cast(Backend, backend)
+        elif backend == "reference":
+            made = ReferenceBackend(head, plan)
+        self._take_backend(head, made or EmulatorBackend.pack(head, plan, packed))
+        self.shares = bool(sharing)
+        for other in sharing:
+            other.shares = True
+
+    @classmethod
+    def over(cls, head: AnyHead, backend: Backend) -> Walker:
+        """A Walker on a backend that was made for it; its weights are the head's.
+
+        So a kernel can be walked that no plan of the planner gives, or bytes packed elsewhere.
+
+        Args:
+            head: the head.
+            backend: what holds its weights.
+
+        Raises:
+            HeadError: what is no head.
+            PlanError: a backend with a plan for another head.
+        """
+        check_plan(head, backend.plan)
+        walker = cls.__new__(cls)
+        walker._take_backend(head, backend)
+        return walker
 
     @torch.no_grad()
     def __call__(
@@ -216,56 +195,69 @@ class Walker:
         Raises:
             InputError: an argument that does not fit the head or the plan.
         """
-        on = None if self._device_walk is None else self._device_walk.device
-        check_inputs(self.plan, on, base_logits, anchor, out)
+        check_inputs(self.plan, self._on.device, base_logits, anchor, out)
         check_hidden(self.head.hidden_size, base_logits, hidden)
         check_sampling(self.plan, base_logits, temperatures, noise, logits_out)
-        if self._device_walk is not None:
-            batch, steps, _ = base_logits.shape
-            if out is None:
-                out = torch.empty(batch, steps, dtype=torch.int64, device=base_logits.device)
-            beside = self._greedy_walk
-            launch = partial(
-                LoadedKernel.launch,
-                base_logits=base_logits,
-                anchor=anchor,
-                tokens=out,
-                hidden=hidden,
-                temperatures=temperatures,
-                noise=noise,
+        call = Call(
+            base_logits=base_logits,
+            anchor=anchor,
+            hidden=hidden,
+            temperatures=temperatures,
+            noise=noise,
+            logits_out=logits_out,
+        )
+        self._last = (call.batch, call.steps)
+        return self._on.walk(call, out)
+
+    def twin(self, backend: Literal["emulator"] = "emulator") -> Emulator:
+        """The walk of the same packed bytes on the CPU, to compare tokens with.
+
+        It has a copy of what this Walker has packed, so that both read the same input rows: a GPU
+        makes them by another library's products. What hidden states added to a walk is handed over:
+        `twin(base_logits, anchor, hidden_term=walker.hidden_term())`.
+
+        Args:
+            backend: what reads the bytes: "emulator" is the only one.
+
+        Raises:
+            InputError: another backend, or a Walker that has nothing packed: the reference.
+        """
+        if backend != "emulator" or not self.packs:
+            raise InputError.mismatch(
+                "twin",
+                wanted="'emulator', of a Walker with packed weights",
+                found=f"{backend!r} of the {self.backend}",
+                fix="make a Walker of the head with that backend",
             )
-            turn = Turn.ALWAYS if beside is None else Turn.ANY_SAMPLED
-            launch(self._device_walk, logits_out=logits_out, turn=turn)
-            if beside is not None:
-                launch(beside, turn=Turn.ALL_GREEDY, part=self._device_walk.part_for(beside))
-            return out
-        if self._emulator is not None:
-            tokens, clamped = self._emulator.walk(
-                base_logits.cpu(),
-                anchor.cpu(),
-                hidden_term=self._emulator.packed.hidden_term(
-                    None if hidden is None else hidden.cpu()
-                ),
-                temperatures=None if temperatures is None else temperatures.cpu(),
-                noise=noise,
-                logits_out=logits_out,
+        return Emulator(plan=self.plan, packed=self.packs[0].copied(torch.device("cpu")))
+
+    def hidden_term(
+        self, batch: int | None = None, steps: int | None = None
+    ) -> torch.Tensor | None:
+        """What hidden states added to each step of the last walk.
+
+        Args:
+            batch, steps: B and K of that walk; by default those of the last call, which are not
+                those of a captured graph that was replayed since.
+
+        Returns:
+            fp32 [B, K, P] on the CPU, as the kernel of `plan` was given it or made it; None for a
+            head that reads no hidden states.
+
+        Raises:
+            InputError: no walk yet, or a Walker that has nothing packed: the reference.
+        """
+        if self.head.hidden_size is None:
+            return None
+        if self._last is None:
+            raise InputError.mismatch(
+                "hidden_term",
+                wanted="a Walker that has walked",
+                found="no walk",
+                fix="call it after a walk",
             )
-        else:
-            assert self._reference is not None
-            device = self._reference.projection.device
-            clamped = int(((anchor < 0) | (anchor >= self._reference.table_rows)).sum())
-            tokens = reference_walk(
-                self._reference,
-                base_logits.to(device),
-                anchor.to(device),
-                hidden=None if hidden is None else hidden.to(device),
-                temperatures=None if temperatures is None else temperatures.to(device),
-                noise=noise,
-                logits_out=logits_out,
-            )
-        self._clamped += clamped
-        tokens = tokens.to(base_logits.device)
-        return tokens if out is None else out.copy_(tokens)
+        last_batch, last_steps = self._last
+        return self._on.hidden_term(batch or last_batch, steps or last_steps)
 
     def refresh(self, head: AnyHead) -> None:
         """Take changed weights; captured graphs serve them from their next replay on.
@@ -281,62 +273,76 @@ class Walker:
             PlanError: another shape.
             InputError: packed weights that other Walkers share.
         """
-        if self._shares:
+        if self.shares:
             raise InputError.mismatch(
                 "refresh",
                 wanted="a Walker whose packed weights are its own",
                 found="one that shares them",
                 fix="refresh all that share them at once: WalkerSet.refresh(head)",
             )
-        self._refresh(head, ())
+        self.check_refresh(head)
+        self.take(head)
 
-    def _check_refresh(self, head: AnyHead) -> None:
-        """Refuse weights that this Walker cannot take, before anything of it is packed."""
+    def check_refresh(self, head: AnyHead) -> None:
+        """Refuse weights that this Walker cannot take, before anything of it is packed.
+
+        Raises:
+            HeadError, PlanError: as `refresh`.
+        """
         check_kind(head, self.head)
         check_plan(head, self.plan)
         check_shapes(head, self.head)
 
-    def _refresh(self, head: AnyHead, share_with: Sequence[Walker]) -> None:
-        """Take changed weights, but what others that were refreshed already have packed."""
-        self._check_refresh(head)
-        packed = self.packed
-        if packed is None:
-            self._reference = with_weights(head, torch.clone)
-        else:
-            device = packed.tiles.device
-            packed = pack_head(
-                head, self.plan, device, into=packed, share_with=_packed_of(share_with)
-            )
-            if self._device_walk is not None:
-                self._device_walk.take(packed)
-                if self._greedy_walk is not None:
-                    beside = self._greedy_walk
-                    fresh = [*_packed_of(share_with), packed]
-                    beside.take(
-                        pack_head(head, beside.plan, device, into=beside.packed, share_with=fresh)
-                    )
-            else:
-                self._emulator = Emulator(plan=self.plan, packed=packed)
+    def take(self, head: AnyHead, share_with: Sequence[Walker] = ()) -> None:
+        """Take changed weights that `check_refresh` has let pass.
+
+        Args:
+            head: the changed head.
+            share_with: Walkers that share packed weights with this one and have taken them already:
+                what they have packed is not packed again.
+        """
+        self._on.refresh(head, _packed_of(share_with))
         self.head = head
 
     @property
-    def packed(self) -> PackedHead | None:
-        """The packed weights; None on the reference backend, which has plain ones."""
-        if self._device_walk is not None:
-            return self._device_walk.packed
-        return None if self._emulator is None else self._emulator.packed
+    def backend(self) -> BackendName:
+        """What it walks on."""
+        return self._on.name
 
     @property
-    def workspace_bytes(self) -> int:
-        """Bytes held beside packed weights; none but on the device."""
-        return sum(walk.workspace_bytes for walk in self._walks)
+    def plan(self) -> ResidencyPlan:
+        """The plan that it walks under; that of a kernel with fewer registers where need was."""
+        return self._on.plan
+
+    @property
+    def greedy_plan(self) -> ResidencyPlan | None:
+        """The plan of batches without a sampled row, if they have one of their own."""
+        return self._on.greedy_plan
+
+    @property
+    def kernels(self) -> Sequence[LoadedKernel]:
+        """The kernels that a call launches, that of `plan` first; none but on the device."""
+        return self._on.kernels
 
     @property
     def packs(self) -> list[PackedHead]:
         """All packed weights, which may share tensors: `packed`, and the greedy plan's."""
-        if self._device_walk is not None:
-            return [walk.packed for walk in self._walks]
-        return [] if self._emulator is None else [self._emulator.packed]
+        return self._on.packs
+
+    @property
+    def packed(self) -> PackedHead | None:
+        """The packed weights; None on the reference backend, which has plain ones."""
+        return self.packs[0] if self.packs else None
+
+    @property
+    def workspace_bytes(self) -> int:
+        """Bytes held beside packed weights; of the reference its own copy of plain ones."""
+        return self._on.workspace_bytes
+
+    @property
+    def memory_bytes(self) -> int:
+        """Bytes this Walker holds beyond the head it was given."""
+        return packed_bytes(self.packs) + self.workspace_bytes
 
     def check(self) -> None:
         """Wait for the walks so far and raise if one was given up.
@@ -345,34 +351,25 @@ class Walker:
             WalkTimeout: says which block waited for which, and at which step. The workspace is
                 cleared, so the next walk starts afresh.
         """
-        check_each(self._walks)
+        self._on.check()
 
     def report(self) -> WalkReport:
         """Wait for the walks so far and say what they noticed."""
-        if self._device_walk is None:
-            return WalkReport(clamped_anchors=self._clamped)
-        counters = [walk.read_status()[4:7] for walk in self._walks]
-        # Counted in 32 bits without a sign, which torch reads with one.
-        clamped, steps, rows = (sum(n) & 0xFFFFFFFF for n in zip(*counters, strict=True))
-        return WalkReport(clamped_anchors=clamped, rescored_steps=steps, rescored_rows=rows)
+        return self._on.report()
 
-    @property
-    def greedy_plan(self) -> ResidencyPlan | None:
-        """The plan of batches without a sampled row, if they have one of their own."""
-        return None if self._greedy_walk is None else self._greedy_walk.plan
+    def _take_backend(self, head: AnyHead, backend: Backend) -> None:
+        self.head, self.shares = head, False
+        self._on, self._last = backend, None
 
-    @property
-    def _walks(self) -> list[LoadedKernel]:
-        """The kernels that a call launches; none but on the device."""
-        return [walk for walk in (self._device_walk, self._greedy_walk) if walk is not None]
 
-    @property
-    def memory_bytes(self) -> int:
-        """Bytes this Walker holds beyond the head it was given."""
-        if self.packs:
-            return packed_bytes(self.packs) + self.workspace_bytes
-        assert self._reference is not None
-        return sum(weight.nbytes for weight in weights_of(self._reference).values())
+def _warn_of_slow(plan: ResidencyPlan) -> None:
+    if plan.loses:
+        logger.warning(
+            "wts: plan %s reads %.1f times the projection from L2 a step, for which "
+            "step-wise execution is faster; walk fewer requests at once",
+            plan.hash,
+            plan.readings,
+        )
 
 
 def _check_sharing(head: AnyHead, sharing: Sequence[Walker]) -> None:

@@ -18,7 +18,8 @@ from wts.kernels.launch import check_each
 from wts.kernels.packed import packed_bytes
 from wts.kernels.planner import plan_residency
 from wts.kernels.resident.plan import ResidencyPlan
-from wts.walk.walker import Backend, Walker
+from wts.walk.backends import BackendName
+from wts.walk.walker import Walker
 
 __all__ = ["WalkerSet"]
 
@@ -57,7 +58,7 @@ class WalkerSet:
         weights: WeightType = "int8",
         exact: bool = False,
         sampled: bool = False,
-        backend: Backend = "device",
+        backend: BackendName = "device",
         timeout_ms: int = 2000,
     ) -> None:
         if not batches:
@@ -114,17 +115,15 @@ class WalkerSet:
     @property
     def memory_bytes(self) -> int:
         """Bytes held beyond the head; what several Walkers share counts once."""
-        if not self._walkers[0].packs:
-            return sum(walker.memory_bytes for walker in self._walkers)
         packs = [one for walker in self._walkers for one in walker.packs]
         return packed_bytes(packs) + sum(walker.workspace_bytes for walker in self._walkers)
 
     def refresh(self, head: AnyHead) -> None:
         """Take changed weights in place, each packed once; see `Walker.refresh`."""
         for walker in self._walkers:  # so that all or none have them
-            walker._check_refresh(head)
+            walker.check_refresh(head)
         for number, walker in enumerate(self._walkers):
-            walker._refresh(head, self._walkers[:number])
+            walker.take(head, self._walkers[:number])
 
     def check(self) -> None:
         """Wait for all walks so far and raise if one was given up; see `Walker.check`.

@@ -5,9 +5,7 @@ Their writing costs a little itself, so nothing else is read off such a walk.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
-from importlib import resources
 from types import MappingProxyType
 
 import torch
@@ -15,7 +13,9 @@ import torch
 from wts.bench.baselines.inputs import WalkInputs
 from wts.bench.gate import compare
 from wts.kernels.launch import LoadedKernel
+from wts.kernels.trace import traced_events
 from wts.numerics.gumbel import Noise
+from wts.selection.call import Call
 from wts.walk.walker import Walker
 
 __all__ = ["PARTS", "parts_of", "parts_text", "traced_parts"]
@@ -38,18 +38,6 @@ PARTS: Mapping[str, tuple[str, str]] = MappingProxyType(
 _TIMEOUT_MS = 2000
 
 
-def _layout() -> tuple[list[str], int]:
-    """Names of the kernel's events in their order, and rounds that it traces: its source says."""
-    text = (resources.files("wts") / "csrc" / "trace.cuh").read_text(encoding="utf-8")
-    events = re.search(r"enum Event \{([^}]*)\}", text)
-    rounds = re.search(r"constexpr int TRACED_ROUNDS = (\d+);", text)
-    assert events is not None
-    assert rounds is not None
-    *names, last = (name.strip() for name in events[1].split(","))
-    assert last == "NUM_EVENTS"
-    return names, int(rounds[1])
-
-
 def parts_of(stamps: torch.Tensor, *, steps: int, groups: int) -> dict[str, float]:
     """Medians over blocks and rounds, but the last step's, in cycles.
 
@@ -61,7 +49,7 @@ def parts_of(stamps: torch.Tensor, *, steps: int, groups: int) -> dict[str, floa
     Returns:
         Each of `PARTS`; one whose events a kernel does not mark is left out.
     """
-    names, traced = _layout()
+    names, traced = traced_events()
     num_rounds = min(steps * groups, traced) - groups
     found = {}
     for part, (begin, end) in PARTS.items():
@@ -80,44 +68,36 @@ def traced_parts(walker: Walker, inputs: WalkInputs) -> dict[str, float]:
     Raises:
         WalkFault: it gave other tokens than the Walker.
     """
-    assert walker._device_walk is not None
-    traced = LoadedKernel(
-        walker.head, walker.plan, walker._device_walk.device, _TIMEOUT_MS, trace=True
-    )
-    names, rounds = _layout()
-    base, device = inputs.base_logits, inputs.base_logits.device
-    stamps = torch.zeros(
-        traced.plan.num_blocks, rounds, len(names), dtype=torch.int64, device=device
-    )
+    device = inputs.base_logits.device
+    traced = LoadedKernel(walker.head, walker.plan, device, _TIMEOUT_MS, trace=True)
+    assert traced.stamps is not None
     tokens = torch.zeros(inputs.batch, inputs.steps, dtype=torch.int64, device=device)
     offset = torch.zeros(1, dtype=torch.int64, device=device)
-    noise = None if inputs.temperatures is None else Noise(key=inputs.noise_key, offset=offset)
-    logits_out = None if inputs.temperatures is None else inputs.logits_out
+    sampled = inputs.temperatures is not None
+    call = Call(
+        base_logits=inputs.base_logits,
+        anchor=inputs.anchor,
+        hidden=inputs.hidden,
+        temperatures=inputs.temperatures,
+        noise=Noise(key=inputs.noise_key, offset=offset) if sampled else None,
+        logits_out=inputs.logits_out if sampled else None,
+    )
     for _ in range(2):  # the second finds its weights in L2
         offset.zero_()
-        stamps.zero_()
-        traced.launch(
-            base,
-            inputs.anchor,
-            tokens,
-            hidden=inputs.hidden,
-            temperatures=inputs.temperatures,
-            noise=noise,
-            logits_out=logits_out,
-            trace=stamps,
-        )
+        traced.stamps.zero_()
+        traced.launch(call, tokens)
     traced.check()
     offset.zero_()
     wanted = walker(
-        base,
-        inputs.anchor,
-        hidden=inputs.hidden,
-        temperatures=inputs.temperatures,
-        noise=noise,
-        logits_out=logits_out,
+        call.base_logits,
+        call.anchor,
+        hidden=call.hidden,
+        temperatures=call.temperatures,
+        noise=call.noise,
+        logits_out=call.logits_out,
     )
     compare("tokens of a traced walk", tokens, wanted)
-    return parts_of(stamps.cpu(), steps=inputs.steps, groups=traced.plan.groups)
+    return parts_of(traced.stamps.cpu(), steps=inputs.steps, groups=traced.plan.groups)
 
 
 def parts_text(columns: Sequence[tuple[str, dict[str, float]]]) -> str:

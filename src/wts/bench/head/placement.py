@@ -20,6 +20,7 @@ from wts.heads.cells import AnyHead
 from wts.kernels.launch import LoadedKernel
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.kernels.resident.variants import with_register_fragments
+from wts.walk.backends import DeviceBackend
 from wts.walk.walker import Walker
 
 __all__ = ["Placed", "placed_walker", "record_of", "sweep", "sweep_plans"]
@@ -38,19 +39,11 @@ class Placed:
     timing: Timing
 
 
-def placed_walker(head: AnyHead, base: ResidencyPlan, plan: ResidencyPlan) -> tuple[Walker, int]:
-    """A device Walker of exactly this plan, and the bytes that its kernel spills.
-
-    Args:
-        head: the head.
-        base: the plan that the planner chose, which any Walker can be made of.
-        plan: the same with other places.
-    """
-    walker = Walker(head, base, backend="device")
+def placed_walker(head: AnyHead, plan: ResidencyPlan) -> tuple[Walker, int]:
+    """A device Walker of exactly this plan, and the bytes that its kernel spills."""
     device = torch.device("cuda", torch.cuda.current_device())
-    exact = LoadedKernel(head, plan, device, _TIMEOUT_MS, spills=True)
-    walker._device_walk, walker.plan = exact, plan
-    return walker, exact.spill_bytes
+    kernel = LoadedKernel(head, plan, device, _TIMEOUT_MS, spills=True)
+    return Walker.over(head, DeviceBackend(kernel)), kernel.spill_bytes
 
 
 def sweep(
@@ -78,11 +71,10 @@ def sweep_plans(
         WalkFault: a walk gave other tokens than it must.
     """
     head = bench.material.head(case)
-    base = bench.walks.plan(case, head)
     inputs = {steps: bench.material.inputs(case, steps) for steps in case.steps}
     variants, made = {}, {}
     for plan in plans:
-        walker, spilled = placed_walker(head, base, plan)
+        walker, spilled = placed_walker(head, plan)
         ours = Ours(walker=walker, head=head)
         bench.walks.check(case, "wts", ours, whole=False)
         count = plan.register_fragments

@@ -20,7 +20,8 @@ from wts.kernels.planner import MAX_BATCH, MAX_STEPS, plan_residency
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import DTYPE_OF
-from wts.walk.walker import Backend, Walker
+from wts.walk.backends import BackendName
+from wts.walk.walker import Walker
 from wts.walk.walker_set import WalkerSet
 
 __all__ = ["BATCHES", "Bucket", "Walks", "build_walks", "held_bytes", "packing_bytes"]
@@ -92,7 +93,7 @@ def build_walks(
     steps: int,
     base_type: NumberType,
     sampled: bool,
-    backend: Backend = "device",
+    backend: BackendName = "device",
 ) -> Walks | Reason:
     """Plan, pack and compile for all batches, and try each Walker once.
 
@@ -132,7 +133,7 @@ def _build(
     steps: int,
     base_type: NumberType,
     sampled: bool,
-    backend: Backend,
+    backend: BackendName,
     started: float,
 ) -> Walks | Reason:
     reason = why_not_gpu(gpu)

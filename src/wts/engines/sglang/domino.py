@@ -18,7 +18,7 @@ from wts.engines.common.reasons import Reason
 from wts.engines.sglang.adopt import adopt_domino, plain_embedding
 from wts.hardware.gpu import GpuSpec
 from wts.heads.domino import DominoHead
-from wts.walk.walker import Backend
+from wts.walk.backends import BackendName
 
 __all__ = ["Rollout", "prepare"]
 
@@ -89,7 +89,7 @@ def prepare(
     gpu: GpuSpec,
     *,
     most_requests: int,
-    backend: Backend = "device",
+    backend: BackendName = "device",
 ) -> Rollout | Reason:
     """Build walks from the arguments of a first rollout, which is a warm-up.
 
@@ -111,7 +111,7 @@ def prepare(
 
 
 def _prepared(
-    arguments: dict[str, Any], gpu: GpuSpec, most_requests: int, backend: Backend
+    arguments: dict[str, Any], gpu: GpuSpec, most_requests: int, backend: BackendName
 ) -> Rollout | Reason:
     reason = _why_not_these(arguments)
     if reason is not None:

@@ -24,7 +24,8 @@ from wts.hardware.gpu import GpuSpec
 from wts.heads.cells import AnyHead
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import NUMBER_TYPE_OF
-from wts.walk.walker import Backend, Walker
+from wts.walk.backends import BackendName
+from wts.walk.walker import Walker
 
 __all__ = ["Factory", "Step", "Steps", "base_type_of", "factory_of"]
 
@@ -53,7 +54,7 @@ class Factory:
     model: Any
     head: AnyHead
     gpu: GpuSpec
-    backend: Backend
+    backend: BackendName
     agree: Agree
     ranks: int
 
@@ -300,7 +301,7 @@ def factory_of(
     *,
     agree: Agree,
     ranks: int,
-    backend: Backend = "device",
+    backend: BackendName = "device",
 ) -> Factory | Reason:
     """Adopt a draft model's head; building waits until SGLang calls the factory.
 
