@@ -14,8 +14,9 @@ from safetensors.torch import save_file
 
 from drafters import head_tensors, write_drafter, write_target
 from strategies import KINDS, hidden_states, recurrent_head
-from wts import cli, demo, doctor
+from wts import cli
 from wts.bench.report.summary import render_file
+from wts.cli import demo, doctor
 from wts.errors import CompileError, DeviceError
 from wts.heads.cells import RecurrentHead
 from wts.heads.domino import DominoHead

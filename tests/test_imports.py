@@ -12,8 +12,8 @@ import wts
 
 SOURCE = Path(wts.__file__).parent
 
-# A room may import rooms of lower ranks, never its neighbours or rooms of higher ones. The modules
-# of the first rank are one room.
+# A room may import rooms of lower ranks, never its neighbours or rooms of higher ones. What is of
+# the first rank counts as one room, and so does what is of the last.
 LINE: tuple[tuple[str, ...], ...] = (
     ("errors", "dtypes", "progress", "figure"),
     ("hardware", "numerics"),
@@ -21,12 +21,11 @@ LINE: tuple[tuple[str, ...], ...] = (
     ("selection",),
     ("kernels",),
     ("walk",),
-    ("bench", "engines", "doctor", "fidelity"),
-    ("demo",),
-    ("cli",),
-    ("__main__",),
+    ("engines", "fidelity", "bench"),
+    ("cli", "__main__"),
 )
 RANK = {room: rank for rank, rooms in enumerate(LINE) for room in rooms}
+TOGETHER = {*LINE[0], *LINE[-1]}
 
 
 def room_of(module: str) -> str:
@@ -63,7 +62,11 @@ def violations(files: dict[str, str]) -> list[str]:
                 found.append(f"{module}: imports the package itself instead of a module")
             elif room_of(imported) not in RANK:
                 found.append(f"{module}: imports {imported}, which has no place in the line")
-            elif room_of(imported) != room and RANK[room_of(imported)] >= max(RANK[room], 1):
+            elif RANK[room_of(imported)] > RANK[room] or (
+                RANK[room_of(imported)] == RANK[room]
+                and room_of(imported) != room
+                and room not in TOGETHER
+            ):
                 found.append(f"{module}: imports {imported}, which is not to its left")
     return found
 
@@ -94,6 +97,8 @@ def test_the_package_keeps_to_the_line() -> None:
         ("wts.numerics.order", "from wts.hardware import gpu", "not to its left"),
         ("wts.kernels.packed", "from wts import walk", "not to its left"),
         ("wts.bench.clock", "from wts.cli import main", "not to its left"),
+        ("wts.bench.clock", "from wts import fidelity", "not to its left"),
+        ("wts.errors", "from wts.hardware import gpu", "not to its left"),
         ("wts.walk.walker", "from wts import Walker", "no place"),
         ("wts.walk.walker", "import wts", "package itself"),
         ("wts.utils", "", "no place"),
@@ -108,6 +113,8 @@ def test_what_is_allowed_is_not_seen() -> None:
         "wts.walk.walker": "import torch\nfrom wts.kernels.resident.plan import ResidencyPlan",
         "wts.kernels.planner": "from wts.kernels.resident.arrange import arrange",
         "wts.bench.head": "from wts.bench import clock\nfrom wts.walk import walker",
+        "wts.figure": "from wts.errors import InputError",
+        "wts.__main__": "from wts.cli import main",
     }
     assert violations(allowed) == []
 
@@ -179,6 +186,31 @@ def test_circles_are_seen() -> None:
 
 def test_import_of_the_package_is_light(run_python: Callable[[str], int]) -> None:
     code = "import sys; import wts; sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    assert run_python(code) == 0
+
+
+@pytest.mark.parametrize("options", [["--help"], ["plan", "--help"], ["bench", "--help"]])
+def test_help_is_light(options: list[str], run_python: Callable[[str], int]) -> None:
+    """It imports nothing heavy, and no command but the one that is named."""
+    code = (
+        "import contextlib, io, sys; from wts.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        f"    main({options})\n"
+        "commands = {m for m in sys.modules if m.startswith('wts.cli.')} - {'wts.cli.options'}\n"
+        f"wanted = {{'wts.cli.' + word for word in {options} if word == 'plan'}}\n"
+        "sys.exit(commands != wanted or any(m in sys.modules for m in ('torch', 'numpy')))"
+    )
+    assert run_python(code) == 0
+
+
+@pytest.mark.parametrize("bench", ["head", "all", "serving"])
+def test_help_of_a_benchmark_is_light(bench: str, run_python: Callable[[str], int]) -> None:
+    code = (
+        "import contextlib, io, sys; from wts.cli import main\n"
+        "with contextlib.redirect_stdout(io.StringIO()), contextlib.suppress(SystemExit):\n"
+        f"    main(['bench', '{bench}', '--help'])\n"
+        "sys.exit(any(m in sys.modules for m in ('torch', 'numpy')))"
+    )
     assert run_python(code) == 0
 
 

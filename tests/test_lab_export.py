@@ -166,8 +166,8 @@ def test_the_demo_and_fidelity_run_on_a_sample(
     )
     monkeypatch.setattr(shipped, "load_sample", lambda: found)
     monkeypatch.setattr(shipped, "has_sample", lambda: True)
-    monkeypatch.setattr("wts.demo.device_obstacle", lambda: "none here")
-    monkeypatch.setattr("wts.demo._SMALL_VOCAB", 60)
+    monkeypatch.setattr("wts.cli.demo.device_obstacle", lambda: "none here")
+    monkeypatch.setattr("wts.cli.demo._SMALL_VOCAB", 60)
     assert cli.main(["demo", "--steps", "2"]) == 0
     printed = capsys.readouterr().out
     assert "A trained markov head of 25 tokens, behind real text" in printed

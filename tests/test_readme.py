@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from wts.bench.report.summary import render_file
-from wts.cli import _parser
+from wts.cli import parse
 from wts.walk.reference import reference_walk
 
 ROOT = Path(__file__).parents[1]
@@ -59,7 +59,7 @@ def test_commands_of_the_shell_are_accepted() -> None:
     lines += re.findall(r"`(wts [^`]+ [^`]+)`", text)
     assert len(lines) >= 8
     for line in lines:
-        _parser().parse_args(shlex.split(line, comments=True)[1:])
+        parse(shlex.split(line, comments=True)[1:])
 
 
 @pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: path.name)

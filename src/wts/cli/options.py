@@ -1,4 +1,4 @@
-"""Types of command-line arguments that the benchmarks share."""
+"""Types and choices of command-line arguments that several commands share."""
 
 from __future__ import annotations
 
@@ -7,7 +7,15 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TypeVar
 
-__all__ = ["names", "numbers", "size"]
+from wts.hardware.gpu import GPUS, LOCAL
+
+__all__ = ["D2T_READINGS", "GPU_NAMES", "names", "numbers", "size"]
+
+GPU_NAMES = ", ".join([*GPUS, LOCAL])
+"""What may be planned for, in words."""
+
+D2T_READINGS = ("auto", "offsets", "ids")
+"""How a drafter's d2t may be meant."""
 
 _T = TypeVar("_T", int, float)
 

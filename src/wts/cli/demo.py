@@ -8,14 +8,15 @@ Then the head that ships with the package, if it is there, drafts behind real te
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from wts.doctor import device_obstacle
+from wts.cli.doctor import device_obstacle
 from wts.errors import CompileError, DeviceError
 from wts.hardware.gpu import GPUS, LOCAL, GpuSpec
-from wts.progress import Say
+from wts.progress import Say, sayer
 
 if TYPE_CHECKING:
     import torch
@@ -24,8 +25,7 @@ if TYPE_CHECKING:
     from wts.walk.shipped import Sample
     from wts.walk.walker import Walker
 
-__all__ = ["run"]
-
+__all__ = ["configure", "demonstrate", "run"]
 
 _RANK = 256
 _REAL_VOCAB = 151_936
@@ -45,7 +45,21 @@ class _Block:
     anchor: torch.Tensor
 
 
-def run(*, batch: int, steps: int, head_folder: Path | None, say: Say) -> bool:
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the options of `wts demo` to a parser."""
+    add = parser.add_argument
+    add("--batch", type=int, default=1, metavar="B", help="requests (default 1)")
+    add("--steps", type=int, default=16, metavar="K", help="steps (default 16)")
+    add("--head", type=Path, metavar="DIR", help="a Markov drafter's folder: no random head")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Walk one block; 1 if its tokens are wrong."""
+    right = demonstrate(batch=args.batch, steps=args.steps, head_folder=args.head, say=sayer())
+    return 0 if right else 1
+
+
+def demonstrate(*, batch: int, steps: int, head_folder: Path | None, say: Say) -> bool:
     """Walk one block and print what happened.
 
     Args:

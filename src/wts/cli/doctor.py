@@ -6,6 +6,7 @@ finds a missing library as well as a version that does not fit.
 
 from __future__ import annotations
 
+import argparse
 import os
 import platform
 import sys
@@ -16,10 +17,25 @@ from pathlib import Path
 
 from wts.errors import DeviceError, WalkError
 from wts.hardware.gpu import GPUS, LOCAL, gpu_spec
+from wts.progress import sayer
 
-__all__ = ["Finding", "device_obstacle", "examine", "report"]
+__all__ = ["Finding", "configure", "device_obstacle", "examine", "report", "run"]
 
 _OLDEST_PYTHON = (3, 11)
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """`wts doctor` has no options."""
+    del parser
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print what this machine can run, and why not."""
+    del args
+    say = sayer()
+    say("loading torch and trying the compiler")
+    print(report(examine()))
+    return 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
