@@ -35,7 +35,7 @@ from lab.drafter import Drafter
 from lab.draw import draw_below
 from lab.generate import Block, Generated, Walk, generate
 from lab.target import Target
-from wts.bench import gate, record
+from wts.bench import record
 from wts.errors import InputError
 from wts.hardware.gpu import GPUS, LOCAL
 from wts.heads.cells import AnyHead
@@ -284,12 +284,14 @@ class ExactBeside:
         if isinstance(head, MarkovHead):
             return exact_walk(head, base, prev)
         if self._packed is None:
-            self._packed = gate.emulator_of(self._walker).packed
-        part = gate.device_part(self._walker, block.hidden.bfloat16())[rows.cpu()]
+            self._packed = self._walker.twin().packed
+        term = self._walker.hidden_term()
+        assert term is not None
+        term = term[rows.cpu()]
         state = self._packed.initial_state(len(rows))
         tokens = []
         for step in range(base.shape[1]):
-            state, latent = self._packed.exact_latent(state, prev.cpu(), part[:, step])
+            state, latent = self._packed.exact_latent(state, prev.cpu(), term[:, step])
             logits = exact_logits(
                 head.projection[: head.vocab],
                 base[:, step, : head.vocab],

@@ -78,12 +78,12 @@ def _check(walkers: dict[str, Walker], inputs: Inputs, blocks: int) -> None:
         WalkFault: they are others.
     """
     for path, walker in walkers.items():
-        emulator = gate.emulator_of(walker)
+        emulator = walker.twin()
         for block in range(min(blocks, len(inputs.anchor))):
             base, anchor, hidden = _block(inputs, block)
             found = walker(base, anchor, hidden=hidden)
-            part = None if hidden is None else gate.device_part(walker, hidden)  # of this walk
-            wanted, _ = emulator.walk(base.cpu(), anchor.cpu(), hidden_term=part)
+            term = walker.hidden_term()  # of this walk
+            wanted = emulator(base.cpu(), anchor.cpu(), hidden_term=term)
             gate.compare(f"tokens of {path}, block {block}", found.cpu(), wanted)
 
 

@@ -880,7 +880,7 @@ def test_walks_with_bf16_weights_are_followed(temperature: float, fault: str) ->
     def checked() -> int:
         return gate.check_followed(
             cast("gate.Walk", walk),
-            gate.emulator_of(walker),
+            walker.twin(),
             gate.draw(
                 vocab=VOCAB, batch=4, steps=16, temperature=temperature, device="cpu", seed=1
             ),
@@ -1158,8 +1158,13 @@ def test_a_wrong_token_of_a_head_that_reads_hidden_states_is_caught(
     kind: Any, emulated: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """What the emulator is given is the device's own hidden term, and a wrong one is found out."""
-    real = gate.device_part
-    emulated.setattr(gate, "device_part", lambda walker, hidden: real(walker, hidden) + 3)
+    real = Walker.hidden_term
+
+    def wrong(walker: Walker) -> torch.Tensor | None:
+        term = real(walker)
+        return None if term is None else term + 3
+
+    emulated.setattr(Walker, "hidden_term", wrong)
     assert bench_head.main([*RECURRENT_SMALL, "--head", kind, "--paths", "wts"]) == 1
     assert "WalkFault: tokens" in capsys.readouterr().out
 

@@ -202,7 +202,7 @@ def test_the_gate_of_the_benchmark(kind: Any, temperature: float) -> None:
     head: Any = gate.draw_head(case, device="cpu", seed=2)
     plan = plan_of(head, batch=3, blocks=2, sampled=temperature > 0)
     simulator: Any = Simulator(head, plan)
-    emulator = gate.EmulatedWalk(Emulator(plan=plan, packed=simulator.packed))
+    emulator = Emulator(plan=plan, packed=simulator.packed)
     drawn = gate.draw(
         vocab=300,
         batch=3,
@@ -220,9 +220,9 @@ def test_the_gate_of_the_benchmark(kind: Any, temperature: float) -> None:
         whole=True,
         make_noise=lambda key, offset: Noise(key=key, offset=offset),
     )
-    assert checked(part_of=simulator.packed.hidden_term) == 12
+    assert checked(term_of=lambda: simulator.packed.hidden_term(drawn.hidden)) == 12
     with pytest.raises(gate.WalkFault):
-        checked(part_of=lambda hidden: simulator.packed.hidden_term(hidden.flip(0)))
+        checked(term_of=lambda: simulator.packed.hidden_term(drawn.hidden.flip(0)))
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -22,7 +22,6 @@ import wts.kernels.launch
 from bounded import Outcome, run_bounded
 from strategies import DTYPES, KINDS, anchors, base_logits, hidden_states, recurrent_head
 from walks import gpu_of
-from wts.bench import gate
 from wts.dtypes import NumberType
 from wts.hardware.gpu import LOCAL, GpuSpec, gpu_spec
 from wts.heads.cells import AnyHead, RecurrentHead
@@ -116,7 +115,7 @@ class Case:
         # Under a tool a walk takes a hundred times as long; the limit of the program is enough.
         walker = Walker(head, plan, backend="device", timeout_ms=LONGEST_TIMEOUT_MS)
         write_from_the_host(walker)
-        emulator = gate.emulator_of(walker)
+        emulator = walker.twin()
         base, anchor = self.base(head), anchors(head, self.batch, 1)
         storage = torch.empty(0, dtype=base.dtype).set_(base.untyped_storage()).cuda()
         there = storage.as_strided(base.size(), base.stride(), base.storage_offset())
@@ -124,18 +123,14 @@ class Case:
             for requests in sorted({1, self.batch}):
                 here = self.sampling(requests, number, base.shape[2], "cpu")
                 on_gpu = self.sampling(requests, number, base.shape[2], "cuda")
-                part = None
                 if self.kind is not None:
                     hidden = hidden_states(
                         head, batch=requests, steps=self.steps, seed=number
                     ).cuda()
                     on_gpu["hidden"] = hidden
                 tokens = walker(there[:requests], anchor[:requests].cuda(), **on_gpu).cpu()
-                if self.kind is not None:
-                    part = gate.device_part(walker, hidden)
-                wanted, _ = emulator.walk(
-                    base[:requests], anchor[:requests], hidden_term=part, **here
-                )
+                term = walker.hidden_term()
+                wanted = emulator(base[:requests], anchor[:requests], hidden_term=term, **here)
                 if not torch.equal(tokens, wanted):
                     sys.exit(f"{self.name}: found {tokens.tolist()}, wanted {wanted.tolist()}")
         walker.check()

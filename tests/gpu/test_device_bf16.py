@@ -16,7 +16,6 @@ import torch
 
 from strategies import KINDS, anchors, base_logits, hidden_states, recurrent_head
 from walks import capturing, check, check_all, moved, run, run_sampled, twin, walker_of
-from wts.bench import gate
 from wts.dtypes import NumberType
 from wts.hardware.gpu import gpu_spec
 from wts.heads.cells import AnyHead
@@ -218,7 +217,7 @@ class TestAnySums:
             anchors(head, batch, 2),
         )
         base = base / 4
-        hidden = part = None
+        hidden = None
         if head.hidden_size is not None:
             hidden = hidden_states(head, batch=batch, steps=steps, seed=seed)
         temperatures = logits = None
@@ -228,14 +227,12 @@ class TestAnySums:
             tokens, logits = drawn.tokens, drawn.logits
         else:
             tokens = run(on_gpu, base, anchor, hidden)
-        if hidden is not None:
-            part = gate.device_part(on_gpu, hidden)
         judged = teacher_forced(
-            gate.emulator_of(on_gpu),
+            on_gpu.twin(),
             base,
             anchor,
             tokens,
-            hidden_term=part,
+            hidden_term=on_gpu.hidden_term(),
             temperatures=None if temperatures is None else torch.tensor(temperatures),
             noise_key=7,
             logits=logits,

@@ -76,7 +76,7 @@ def inputs(
 @lru_cache(maxsize=32)
 def twin(walker: Walker) -> Emulator:
     """The emulator of a Walker's own packed bytes. Not for one whose weights are refreshed."""
-    return gate.emulator_of(walker)
+    return walker.twin()
 
 
 def check_same(found: torch.Tensor, wanted: torch.Tensor) -> None:
@@ -93,7 +93,7 @@ def check(
     """A greedy walk on both; gives its tokens and its hidden part."""
     base, anchor, hidden = drawn
     tokens = run(walker, base, anchor, hidden)
-    part = gate.device_part(walker, hidden)
+    part = walker.hidden_term()
     wanted, _ = (emulator or twin(walker)).walk(base, anchor, hidden_term=part)
     assert torch.equal(tokens, wanted)
     return tokens, part
@@ -112,7 +112,7 @@ def check_sampled(walker: Walker, drawn: Inputs, *, offset: int = 5) -> None:
     wanted, _ = twin(walker).walk(
         base,
         anchor,
-        hidden_term=gate.device_part(walker, hidden),
+        hidden_term=walker.hidden_term(),
         temperatures=torch.tensor(temperatures),
         noise=noise,
         logits_out=logits,
@@ -341,7 +341,7 @@ class TestPacking:
         made = [head_of(kind, 1003, 64, seed=seed, draft_vocab=draft_vocab) for seed in (1, 2, 3)]
         walker = Walker(made[0], plan_residency(made[0], gpu_of(DEVICE), batch=2), backend=DEVICE)
         drawn = inputs(made[0], 2, 8)
-        check(walker, drawn, emulator=gate.emulator_of(walker))
+        check(walker, drawn, emulator=walker.twin())
         captured = Captured.of(walker, 2, 8)
         captured.set_inputs(3)
         seen = []
@@ -350,7 +350,7 @@ class TestPacking:
             walker.refresh(head)
             torch.cuda.synchronize()
             assert torch.cuda.memory_allocated() == before
-            fresh = gate.emulator_of(walker)
+            fresh = walker.twin()
             assert torch.equal(fresh.packed.row_scale, pack_of(head, walker).row_scale)
             seen.append(check(walker, drawn, emulator=fresh)[0])
             captured.graph.replay()
@@ -454,7 +454,7 @@ class Captured:
 
     def check(self, emulator: Emulator) -> None:
         """What the last replay, which was the Walker's last walk, has written."""
-        part = gate.device_part(self.walker, self.hidden)
+        part = self.walker.hidden_term(*self.hidden.shape[:2])
         wanted, _ = emulator.walk(self.base.cpu(), self.anchor.cpu(), hidden_term=part)
         assert torch.equal(self.tokens.cpu(), wanted)
 

@@ -22,7 +22,6 @@ from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
 from wts.kernels.planner import plan_residency
 from wts.kernels.resident.plan import ResidencyPlan
-from wts.walk.emulator import Emulator
 from wts.walk.reference import exact_walk
 from wts.walk.walker import Walker
 
@@ -156,14 +155,10 @@ def test_heads_that_read_hidden_states(kind: Any, batch: int) -> None:
     head = recurrent_head(kind)
     plan = plan_residency(head, gpu_of("device"), batch=batch, steps=8, exact=True)
     device = Walker(head, plan, backend="device", exact=True)
-    from wts.bench.gate import device_part, emulator_of
-
-    emulator: Emulator = emulator_of(device)
     base, anchor = drawn(head, batch, 6, batch, deviation=0.5)
     hidden = hidden_states(head, batch=batch, steps=6, seed=1)
     tokens = run(device, base, anchor, hidden)
-    part = device_part(device, moved(hidden, device))
-    wanted, _ = emulator.walk(base, anchor, hidden_term=part)
+    wanted = device.twin()(base, anchor, hidden_term=device.hidden_term())
     assert torch.equal(tokens, wanted)
 
 

@@ -16,7 +16,6 @@ from sglang_oracle import draft_of, input_ids, one_rank, same_block, sampler_of,
 from strategies import anchors, recurrent_head
 from walks import capturing, gpu_of
 from wts.bench.baselines.sglang_steps import Sglang
-from wts.bench.gate import emulator_of
 from wts.engines.common import report, upkeep
 from wts.engines.common.buckets import Walks, build_walks, held_bytes, packing_bytes
 from wts.engines.common.upkeep import Upkeep
@@ -153,7 +152,7 @@ def test_a_captured_step_has_the_emulators_bits(batch: int) -> None:
     assert isinstance(walks, Walks)
     walker = walks.for_batch(batch)
     assert walker is not None
-    emulator = emulator_of(walker)
+    emulator = walker.twin()
     for seed in range(3):
         hidden.copy_(torch.randn(hidden.shape, generator=torch.Generator().manual_seed(seed)))
         anchor[:, 0] = anchors(head, batch, seed=seed).cuda()

@@ -13,24 +13,21 @@ if TYPE_CHECKING:
     from wts.heads.cells import AnyHead
     from wts.heads.markov import MarkovHead
     from wts.walk.emulator import Emulator
-    from wts.walk.walker import Walker
 
 __all__ = [
     "NOISE_KEY",
     "Drawn",
-    "EmulatedWalk",
+    "Twin",
     "Walk",
     "WalkFault",
     "agreement",
     "check_followed",
     "check_walk",
     "compare",
-    "device_part",
     "draw",
     "draw_head",
     "draw_lm_head",
     "draw_weights",
-    "emulator_of",
     "gate_steps",
     "probe_of",
 ]
@@ -68,43 +65,20 @@ class Walk(Protocol):
         """Return the tokens, int64 [B, K]."""
 
 
-class EmulatedWalk:
-    """An emulator as a `Walk`: what it is given as `hidden` is the hidden term, fp32 [B, K, P]."""
-
-    def __init__(self, emulator: Emulator) -> None:
-        self._emulator = emulator
+class Twin(Protocol):
+    """A Walker's twin on the CPU, as far as a benchmark uses it."""
 
     def __call__(
         self,
         base_logits: torch.Tensor,
         anchor: torch.Tensor,
         *,
-        hidden: torch.Tensor | None = None,
+        hidden_term: torch.Tensor | None = None,
         temperatures: torch.Tensor | None = None,
         noise: Any = None,
         logits_out: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Return the tokens, int64 [B, K]."""
-        return self._emulator(
-            base_logits,
-            anchor,
-            hidden_term=hidden,
-            temperatures=temperatures,
-            noise=noise,
-            logits_out=logits_out,
-        )
-
-
-def emulator_of(walker: Walker) -> Emulator:
-    """`Walker.twin`."""
-    return walker.twin("emulator")
-
-
-def device_part(walker: Walker, hidden: torch.Tensor) -> torch.Tensor:
-    """`Walker.hidden_term` of a walk of these hidden states [B, K, H]."""
-    term = walker.hidden_term(*hidden.shape[:2])
-    assert term is not None
-    return term
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -321,17 +295,20 @@ def compare(what: str, found: torch.Tensor, wanted: torch.Tensor) -> None:
 
 
 def _walked(
-    walk: Walk, drawn: Drawn, make_noise: Callable[[int, torch.Tensor], object]
+    walk: Walk | Twin,
+    drawn: Drawn,
+    read: dict[str, torch.Tensor],
+    make_noise: Callable[[int, torch.Tensor], object],
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """Tokens and, of a sampled walk, step logits; copies, since a walk may own what it returns."""
     if drawn.temperatures is None:
-        return walk(drawn.base_logits, drawn.anchor, **_read(drawn)).cpu(), None
+        return walk(drawn.base_logits, drawn.anchor, **read).cpu(), None
     offset = torch.full((1,), _NOISE_OFFSET, dtype=torch.int64, device=drawn.anchor.device)
     logits = torch.zeros_like(drawn.base_logits)
     tokens = walk(
         drawn.base_logits,
         drawn.anchor,
-        **_read(drawn),
+        **read,
         temperatures=drawn.temperatures,
         noise=make_noise(NOISE_KEY, offset),
         logits_out=logits,
@@ -339,19 +316,29 @@ def _walked(
     return tokens.cpu(), logits.cpu()
 
 
-def _read(drawn: Drawn) -> dict[str, torch.Tensor]:
+def _hidden(drawn: Drawn) -> dict[str, torch.Tensor]:
     """Hidden states as an argument, where there are any."""
     return {} if drawn.hidden is None else {"hidden": drawn.hidden}
 
 
+def _term(
+    term_of: Callable[[], torch.Tensor | None], rows: Sequence[int] | None = None
+) -> dict[str, torch.Tensor]:
+    """What hidden states added to (some rows of) the last walk as an argument, where there are."""
+    term = term_of()
+    if term is None:
+        return {}
+    return {"hidden_term": term if rows is None else term[list(rows)]}
+
+
 def check_walk(
     walk: Walk,
-    emulator: Walk,
+    emulator: Twin,
     drawn: Drawn,
     *,
     whole: bool,
     make_noise: Callable[[int, torch.Tensor], object],
-    part_of: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    term_of: Callable[[], torch.Tensor | None] = lambda: None,
 ) -> int:
     """Compare a walk on the device with the emulator, bit for bit, on inputs of its full length.
 
@@ -365,8 +352,8 @@ def check_walk(
         drawn: fresh inputs of the longest walk.
         whole: follow all rows to the end.
         make_noise: key, offset -> the noise argument of a sampled walk.
-        part_of: hidden states of the last walk -> the part that the device made of them, CPU. The
-            emulator is given it as `hidden`; None where no hidden states are read.
+        term_of: gives what hidden states added to the last walk, fp32 [B, K, P] on the CPU, for
+            the emulator; None where no hidden states are read.
 
     Returns:
         How many tokens were compared.
@@ -377,16 +364,17 @@ def check_walk(
     batch, steps = drawn.base_logits.shape[:2]
     checked = gate_steps(batch=batch, steps=steps, whole=whole)
     short = drawn.first(checked)
-    tokens, logits = _walked(walk, short, make_noise)
-    wanted_tokens, wanted_logits = _walked(emulator, _emulated(short, part_of), make_noise)
+    tokens, logits = _walked(walk, short, _hidden(short), make_noise)
+    wanted_tokens, wanted_logits = _walked(emulator, short.on("cpu"), _term(term_of), make_noise)
     compare(f"tokens [{batch} rows, {checked} steps]", tokens, wanted_tokens)
     if logits is not None and wanted_logits is not None:
         compare(f"step logits [{batch} rows, {checked} steps]", logits, wanted_logits)
     num_compared = batch * checked
     if checked < steps and drawn.temperatures is None:
         rows = sorted({0, batch // 2, batch - 1})[:_FOLLOWED_ROWS]
-        tokens, _ = _walked(walk, drawn, make_noise)
-        wanted_tokens, _ = _walked(emulator, _emulated(drawn, part_of, rows), make_noise)
+        tokens, _ = _walked(walk, drawn, _hidden(drawn), make_noise)
+        some = drawn.rows(rows).on("cpu")
+        wanted_tokens, _ = _walked(emulator, some, _term(term_of, rows), make_noise)
         compare(f"tokens [rows {rows} of {batch}, {steps} steps]", tokens[rows], wanted_tokens)
         num_compared += len(rows) * steps
     return num_compared
@@ -399,14 +387,14 @@ def check_followed(
     *,
     whole: bool,
     make_noise: Callable[[int, torch.Tensor], object],
-    part_of: Callable[[torch.Tensor], torch.Tensor] | None = None,
+    term_of: Callable[[], torch.Tensor | None] = lambda: None,
 ) -> int:
     """Check a walk with bf16 weights, whose sums have an order of their own, token by token.
 
     Args:
         walk: on the device of `drawn`.
         emulator: of what the walk reads, on the CPU.
-        drawn, whole, make_noise, part_of: as those of `check_walk`.
+        drawn, whole, make_noise, term_of: as those of `check_walk`.
 
     Returns:
         How many tokens could be one only, and were.
@@ -419,14 +407,14 @@ def check_followed(
 
     batch, steps = drawn.base_logits.shape[:2]
     short = drawn.first(gate_steps(batch=batch, steps=steps, whole=whole))
-    tokens, logits = _walked(walk, short, make_noise)
-    given = _emulated(short, part_of)
+    tokens, logits = _walked(walk, short, _hidden(short), make_noise)
+    given = short.on("cpu")
     judged = teacher_forced(
         emulator,
         given.base_logits,
         given.anchor,
         tokens,
-        hidden_term=given.hidden,
+        hidden_term=term_of(),
         temperatures=given.temperatures,
         noise_key=NOISE_KEY,
         noise_offset=_NOISE_OFFSET,
@@ -445,18 +433,6 @@ def check_followed(
     if 2 * decided < tokens.numel():
         raise WalkFault(f"tokens: {decided} of {tokens.numel()} are decided, too few to compare")
     return decided
-
-
-def _emulated(
-    drawn: Drawn,
-    part_of: Callable[[torch.Tensor], torch.Tensor] | None,
-    rows: Sequence[int] | None = None,
-) -> Drawn:
-    """What the emulator is given for (some rows of) a walk that the device has just done."""
-    if drawn.hidden is not None:
-        assert part_of is not None
-        drawn = replace(drawn, hidden=part_of(drawn.hidden))
-    return (drawn if rows is None else drawn.rows(rows)).on("cpu")
 
 
 def agreement(ours: torch.Tensor, theirs: torch.Tensor) -> float:

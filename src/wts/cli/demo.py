@@ -189,14 +189,13 @@ def _on_sample(sample: Sample, with_device: bool, say: Say) -> bool:
     except (CompileError, DeviceError) as error:
         print(f"no walk of it on the GPU: {error}")
         return True
-    from wts.bench import gate
 
     hidden = None if inputs.hidden is None else inputs.hidden.cuda()
     tokens = walker(inputs.base_logits.cuda(), inputs.anchor.cuda(), hidden=hidden)
     walker.check()
     # What hidden states add may be a library's product: the emulator is given the device's.
-    part = None if hidden is None else gate.device_part(walker, hidden)
-    wanted, _ = gate.emulator_of(walker).walk(inputs.base_logits, inputs.anchor, hidden_term=part)
+    term = walker.hidden_term()
+    wanted = walker.twin()(inputs.base_logits, inputs.anchor, hidden_term=term)
     num_same = _num_same(tokens, wanted)
     print(f"device and emulator agree on {num_same} of {wanted.numel()} tokens")
     return num_same == wanted.numel()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal, Protocol, TypeAlias
+from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
 
-from wts.errors import InputError
+from wts.errors import InputError, PlanError
 from wts.heads.base import weights_of, with_weights
 from wts.heads.cells import AnyHead
 from wts.kernels.launch import LoadedKernel, check_each
@@ -26,6 +26,7 @@ __all__ = [
     "EmulatorBackend",
     "ReferenceBackend",
     "WalkReport",
+    "check_backend",
 ]
 
 BackendName: TypeAlias = Literal["device", "emulator", "reference"]
@@ -47,6 +48,7 @@ class WalkReport:
     rescored_rows: int = 0
 
 
+@runtime_checkable
 class Backend(Protocol):
     """What a Walker walks on. It holds the weights, and whatever else walks leave behind."""
 
@@ -99,6 +101,23 @@ class Backend(Protocol):
 
     def report(self) -> WalkReport:
         """Wait for the walks so far and say what they noticed."""
+
+
+def check_backend(backend: object, plan: ResidencyPlan) -> None:
+    """Refuse a name that is no backend's (InputError), or a backend of another plan (PlanError)."""
+    if isinstance(backend, Backend):
+        if backend.plan != plan:
+            raise PlanError.mismatch(
+                "plan",
+                wanted=f"that of the backend, {backend.plan.hash}",
+                found=plan.hash,
+                fix="pass backend.plan",
+            )
+    elif backend not in ("auto", "device", "emulator", "reference"):
+        raise InputError(
+            "backend: wanted 'auto', 'device', 'emulator' or 'reference', "
+            f"found {backend!r}; name one of them"
+        )
 
 
 class DeviceBackend:

@@ -23,6 +23,7 @@ from wts.walk.backends import (
     EmulatorBackend,
     ReferenceBackend,
     WalkReport,
+    check_backend,
 )
 from wts.walk.emulator import Emulator
 from wts.walk.validate import (
@@ -31,10 +32,10 @@ from wts.walk.validate import (
     check_hidden,
     check_inputs,
     check_kind,
-    check_options,
     check_plan,
     check_sampling,
     check_shapes,
+    check_timeout,
 )
 
 __all__ = ["Walker"]
@@ -58,7 +59,9 @@ class Walker:
         head: the head.
         plan: a plan made for its shape (and, on the device, for this GPU).
         backend: "device"; "emulator" (CPU, the device's numbers bit for bit); "reference" (the
-            formula of the unquantised head); "auto": the device, or an error that says why not.
+            formula of the unquantised head); "auto": the device, or an error that says why not. Or
+            a backend that was made by hand, of this head and under this plan: a kernel that no
+            other way leads to.
         device: where a device Walker lives; the current CUDA device by default.
         fallback: lets "auto" fall back to the emulator, with a warning in the log.
         timeout_ms: how long a block waits for the others before the walk is given up, 1 to
@@ -97,7 +100,7 @@ class Walker:
         head: AnyHead,
         plan: ResidencyPlan,
         *,
-        backend: BackendName | Literal["auto"] = "auto",
+        backend: Backend | BackendName | Literal["auto"] = "auto",
         device: str | torch.device | None = None,
         fallback: bool = False,
         timeout_ms: int = 2000,
@@ -105,55 +108,29 @@ class Walker:
         sharing: Sequence[Walker] = (),
         greedy_plan: ResidencyPlan | None = None,
     ) -> None:
-        check_options(backend, timeout_ms)
+        check_backend(backend, plan)
+        check_timeout(timeout_ms)
         check_plan(head, plan)
         check_exact(plan, exact)
         if greedy_plan is not None:
             check_plan(head, greedy_plan)
             check_beside(plan, greedy_plan)
         _check_sharing(head, sharing)
-        packed = _packed_of(sharing)
-        made: Backend | None = None
-        if backend in ("auto", "device"):
-            try:
-                made = DeviceBackend.load(
-                    head,
-                    plan,
-                    cuda_device(device),
-                    timeout_ms,
-                    greedy_plan=greedy_plan,
-                    share_with=packed,
-                )
-                _warn_of_slow(made.plan)
-            except (CompileError, DeviceError) as error:
-                if backend == "device" or not fallback:
-                    raise
-                logger.warning("wts: walking on the emulator, not on a GPU: %s", error)
-        elif backend == "reference":
-            made = ReferenceBackend(head, plan)
-        self._take_backend(head, made or EmulatorBackend.pack(head, plan, packed))
-        self.shares = bool(sharing)
+        if isinstance(backend, str):
+            backend = _make_backend(
+                head,
+                plan,
+                backend,
+                device,
+                fallback=fallback,
+                timeout_ms=timeout_ms,
+                greedy_plan=greedy_plan,
+                share_with=_packed_of(sharing),
+            )
+        self.head, self.shares = head, bool(sharing)
+        self._on, self._last = backend, None
         for other in sharing:
             other.shares = True
-
-    @classmethod
-    def over(cls, head: AnyHead, backend: Backend) -> Walker:
-        """A Walker on a backend that was made for it; its weights are the head's.
-
-        So a kernel can be walked that no plan of the planner gives, or bytes packed elsewhere.
-
-        Args:
-            head: the head.
-            backend: what holds its weights.
-
-        Raises:
-            HeadError: what is no head.
-            PlanError: a backend with a plan for another head.
-        """
-        check_plan(head, backend.plan)
-        walker = cls.__new__(cls)
-        walker._take_backend(head, backend)
-        return walker
 
     @torch.no_grad()
     def __call__(
@@ -357,9 +334,39 @@ class Walker:
         """Wait for the walks so far and say what they noticed."""
         return self._on.report()
 
-    def _take_backend(self, head: AnyHead, backend: Backend) -> None:
-        self.head, self.shares = head, False
-        self._on, self._last = backend, None
+
+def _make_backend(
+    head: AnyHead,
+    plan: ResidencyPlan,
+    name: BackendName | Literal["auto"],
+    device: str | torch.device | None,
+    *,
+    fallback: bool,
+    timeout_ms: int,
+    greedy_plan: ResidencyPlan | None,
+    share_with: Sequence[PackedHead],
+) -> Backend:
+    """What is asked for by name; "auto" is the device, or with `fallback` perhaps the emulator."""
+    if name in ("auto", "device"):
+        try:
+            made = DeviceBackend.load(
+                head,
+                plan,
+                cuda_device(device),
+                timeout_ms,
+                greedy_plan=greedy_plan,
+                share_with=share_with,
+            )
+        except (CompileError, DeviceError) as error:
+            if name == "device" or not fallback:
+                raise
+            logger.warning("wts: walking on the emulator, not on a GPU: %s", error)
+        else:
+            _warn_of_slow(made.plan)
+            return made
+    if name == "reference":
+        return ReferenceBackend(head, plan)
+    return EmulatorBackend.pack(head, plan, share_with)
 
 
 def _warn_of_slow(plan: ResidencyPlan) -> None:

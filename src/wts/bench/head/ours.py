@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import cast
 
 import torch
 
 from wts.bench import gate
 from wts.bench.baselines.inputs import WalkInputs
-from wts.bench.gate import EmulatedWalk, Walk, emulator_of
+from wts.bench.gate import Twin, Walk
 from wts.bench.head.cases import HeadCase
 from wts.bench.head.material import Material
 from wts.dtypes import WeightType
@@ -59,7 +58,7 @@ class Walks:
         self.weights = weights
         self._whole = whole
         self._emulated: AnyHead | None = None
-        self._emulators: dict[tuple[str, bool], tuple[Walk, int, int]] = {}
+        self._emulators: dict[tuple[str, bool], tuple[Twin, int, int]] = {}
 
     def make(self, case: HeadCase, path: str, say: Callable[[str], None]) -> Ours:
         """A walk on the device whose tokens were compared with the emulator's.
@@ -105,22 +104,22 @@ class Walks:
         drawn = self._material.draw(case, case.max_steps, seed=1)
         if path == "probe":
             drawn = replace(drawn, hidden=None)
-        part_of = partial(gate.device_part, ours.walker)
+        term_of = ours.walker.hidden_term
         if self.weights == "int8":
             emulator = self._emulator_of(case, path, ours)
             return gate.check_walk(
-                ours.walk, emulator, drawn, whole=whole, make_noise=make_noise, part_of=part_of
+                ours.walk, emulator, drawn, whole=whole, make_noise=make_noise, term_of=term_of
             )
         return gate.check_followed(
             ours.walk,
-            emulator_of(ours.walker),
+            ours.walker.twin(),
             drawn,
             whole=whole,
             make_noise=make_noise,
-            part_of=part_of,
+            term_of=term_of,
         )
 
-    def _emulator_of(self, case: HeadCase, path: str, ours: Ours) -> Walk:
+    def _emulator_of(self, case: HeadCase, path: str, ours: Ours) -> Twin:
         """The emulator of this head that was built last, if its plan is large enough.
 
         Tokens do not depend on the plan, so one of a larger batch serves; that saves packing the
@@ -134,12 +133,12 @@ class Walks:
         kept = self._emulators.get((path, case.sampled))
         if kept is not None and kept[1] >= case.batch and kept[2] >= case.max_steps:
             return kept[0]
-        emulator: Walk
+        emulator: Twin
         if ours.head.kind == "markov":
             on_cpu = MarkovHead(table=ours.head.table.cpu(), projection=ours.head.projection.cpu())
-            emulator = cast("Walk", Walker(on_cpu, ours.plan, backend="emulator"))
+            emulator = cast("Twin", Walker(on_cpu, ours.plan, backend="emulator"))
         else:
-            emulator = EmulatedWalk(emulator_of(ours.walker))
+            emulator = ours.walker.twin()
         self._emulators[path, case.sampled] = (emulator, case.batch, case.max_steps)
         return emulator
 

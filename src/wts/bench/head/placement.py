@@ -43,7 +43,7 @@ def placed_walker(head: AnyHead, plan: ResidencyPlan) -> tuple[Walker, int]:
     """A device Walker of exactly this plan, and the bytes that its kernel spills."""
     device = torch.device("cuda", torch.cuda.current_device())
     kernel = LoadedKernel(head, plan, device, _TIMEOUT_MS, spills=True)
-    return Walker.over(head, DeviceBackend(kernel)), kernel.spill_bytes
+    return Walker(head, plan, backend=DeviceBackend(kernel)), kernel.spill_bytes
 
 
 def sweep(
