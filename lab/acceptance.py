@@ -38,8 +38,7 @@ from lab.target import Target
 from wts.bench import record
 from wts.errors import InputError
 from wts.hardware.gpu import GPUS, LOCAL
-from wts.heads.cells import AnyHead
-from wts.heads.markov import MarkovHead
+from wts.heads.base import Head
 from wts.kernels.packed import PackedHead
 from wts.kernels.planner import plan_residency
 from wts.numerics.exact_bounds import exact_logits
@@ -170,7 +169,7 @@ def _ratio(sums: npt.NDArray[np.float64]) -> npt.NDArray[np.float64]:
 # ---- the two walks -----------------------------------------------------------------------------
 
 
-def bf16_walk(head: AnyHead) -> Walk:
+def bf16_walk(head: Head) -> Walk:
     """The formula of the unquantised head, where the head is."""
 
     def walk(
@@ -193,14 +192,14 @@ def bf16_walk(head: AnyHead) -> Walk:
     return walk
 
 
-def int8_walk(head: AnyHead, *, batch: int, steps: int, sampled: bool, kind: torch.dtype) -> Walk:
+def int8_walk(head: Head, *, batch: int, steps: int, sampled: bool, kind: torch.dtype) -> Walk:
     """The package's walk: on the GPU that the head is on, or the emulator's."""
     walker = _walker(head, batch=batch, steps=steps, sampled=sampled, kind=kind, exact=False)
     return partial(_walked, walker)
 
 
 def _walker(
-    head: AnyHead, *, batch: int, steps: int, sampled: bool, kind: torch.dtype, exact: bool
+    head: Head, *, batch: int, steps: int, sampled: bool, kind: torch.dtype, exact: bool
 ) -> Walker:
     on_gpu = head.table.is_cuda
     plan = plan_residency(
@@ -281,7 +280,7 @@ class ExactBeside:
         """Tokens [n, K] of some requests, int64 [n], of the block that `exact` has walked last."""
         head = self._walker.head
         base, prev = block.base_logits[rows], block.anchor[rows]
-        if isinstance(head, MarkovHead):
+        if head.latents_are_rows:
             return exact_walk(head, base, prev)
         if self._packed is None:
             self._packed = self._walker.twin().packed
@@ -337,7 +336,7 @@ def _all(
 def compare(
     target: Target,
     drafter: Drafter,
-    head: AnyHead,
+    head: Head,
     prompts: Sequence[Prompt],
     *,
     new_tokens: int,
@@ -413,7 +412,7 @@ def compare(
 def records(
     result: dict[str, Any],
     environment: record.Environment,
-    head: AnyHead,
+    head: Head,
     *,
     batch: int,
     steps: int,

@@ -14,7 +14,7 @@ from lab.config import DrafterShape, TargetShape
 from lab.drafter import Drafter
 from lab.target import Target
 from wts.bench.serving.models import HEAD_TYPES, head_fields
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.heads.load import read_head
 
 __all__ = [
@@ -157,7 +157,7 @@ def load_drafter(folder: Path, device: torch.device) -> Drafter:
     return model
 
 
-def load_head(models: Path, name: str, device: torch.device) -> AnyHead:
+def load_head(models: Path, name: str, device: torch.device) -> Head:
     """Read the head of a drafter in a folder of `lab.run`, as the package does, with its target."""
     domino = "dflash_config" in _fields(models / name)
     return read_head(models / name, target=models / "target" if domino else None, device=device)

@@ -27,7 +27,7 @@ from lab.fidelity import record_whole
 from wts.bench import gate, record
 from wts.bench.clock import CacheControl, Timing, capture, time_replays
 from wts.hardware.gpu import LOCAL
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.kernels.planner import plan_residency
 from wts.progress import sayer
 from wts.walk.recorded import Inputs
@@ -63,7 +63,7 @@ def rounds_with_guesses(right: torch.Tensor, window: int) -> float:
     return total / len(right)
 
 
-def _walkers(head: AnyHead, steps: int) -> dict[str, Walker]:
+def _walkers(head: Head, steps: int) -> dict[str, Walker]:
     found = {}
     for path, exact in (("wts", False), ("wts_exact", True)):
         plan = plan_residency(head, LOCAL, batch=1, steps=steps, exact=exact)
@@ -94,7 +94,7 @@ def _block(inputs: Inputs, block: int) -> tuple[torch.Tensor, torch.Tensor, torc
 
 
 def time_walks(
-    head: AnyHead, inputs: Inputs, *, rounds: int, checked: int
+    head: Head, inputs: Inputs, *, rounds: int, checked: int
 ) -> tuple[dict[str, Timing], dict[str, Any], dict[str, Walker]]:
     """Time both walks of each recorded block, L2 cold, and count what decided.
 

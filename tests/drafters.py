@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.rnn import RnnHead
@@ -37,7 +37,7 @@ def domino_fields(head: DominoHead) -> dict[str, Any]:
     }
 
 
-def write_config(folder: Path, head: AnyHead, **changes: object) -> None:
+def write_config(folder: Path, head: Head, **changes: object) -> None:
     """Write config.json for a head; a change to None removes the field."""
     fields: dict[str, Any] = {"vocab_size": head.table_rows, "block_size": 7}
     if head.hidden_size is not None:
@@ -58,7 +58,7 @@ def write_config(folder: Path, head: AnyHead, **changes: object) -> None:
     (folder / "config.json").write_text(json.dumps(kept))
 
 
-def head_tensors(head: AnyHead, *, prefix: str = "") -> dict[str, torch.Tensor]:
+def head_tensors(head: Head, *, prefix: str = "") -> dict[str, torch.Tensor]:
     """Return the tensors that a checkpoint of this head holds, d2t as offsets."""
     tensors = {W1: head.table, W2: head.projection}
     if isinstance(head, GatedHead):
@@ -79,7 +79,7 @@ def head_tensors(head: AnyHead, *, prefix: str = "") -> dict[str, torch.Tensor]:
     return tensors
 
 
-def write_target(folder: Path, head: AnyHead, *, prefix: str = "model.") -> Path:
+def write_target(folder: Path, head: Head, *, prefix: str = "model.") -> Path:
     """Write the folder of a target model whose embedding is a head's table, with some padding."""
     folder.mkdir(parents=True, exist_ok=True)
     padding = torch.full((3, head.table.shape[1]), 9.0).to(head.table.dtype)
@@ -90,7 +90,7 @@ def write_target(folder: Path, head: AnyHead, *, prefix: str = "model.") -> Path
 
 def write_drafter(
     folder: Path,
-    head: AnyHead,
+    head: Head,
     *,
     tensors: Mapping[str, torch.Tensor] | None = None,
     shards: int = 1,

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import torch
 
 from bounds import U32, logit_bound
+from strategies import RecurrentHead
 from wts.heads.base import Head, HeadState
-from wts.heads.cells import RecurrentHead
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 

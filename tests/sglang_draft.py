@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.rnn import RnnHead
@@ -92,12 +92,12 @@ class Rnn(Vanilla):
         return output.tanh(), gate * state + (1.0 - gate) * candidate.tanh()
 
 
-def stand_in(head: AnyHead) -> Any:
+def stand_in(head: Head) -> Any:
     """A stand-in for SGLang's module of a head."""
     return module_of(head, vanilla=Vanilla, gated=Gated, rnn=Rnn)
 
 
-def module_of(head: AnyHead, *, vanilla: Any, gated: Any, rnn: Any) -> Any:
+def module_of(head: Head, *, vanilla: Any, gated: Any, rnn: Any) -> Any:
     """A module of these classes with the weights of a head."""
     sizes: dict[str, Any] = {"vocab_size": head.vocab, "markov_rank": head.rank}
     device = head.projection.device
@@ -113,7 +113,7 @@ def module_of(head: AnyHead, *, vanilla: Any, gated: Any, rnn: Any) -> Any:
     return module
 
 
-def fill(module: Any, head: AnyHead) -> None:
+def fill(module: Any, head: Head) -> None:
     """Give a module the weights of a head, in new memory."""
     module.markov_w1.weight = parameter(head.table)
     module.markov_w2.weight = parameter(head.projection)
@@ -166,7 +166,7 @@ class Buffers:
     """What a sampler gives its factory, with greedy and sampled rows."""
 
     def __init__(
-        self, head: AnyHead, *, most: int, steps: int, device: str | torch.device = "cpu"
+        self, head: Head, *, most: int, steps: int, device: str | torch.device = "cpu"
     ) -> None:
         self.steps = steps
         self.most = most

@@ -21,8 +21,7 @@ from wts.engines.common import upkeep
 from wts.engines.sglang import dspark, hooks
 from wts.errors import DeviceError
 from wts.hardware.gpu import GpuSpec
-from wts.heads.base import with_weights
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head, with_weights
 from wts.heads.markov import MarkovHead
 from wts.numerics.gumbel import philox_words
 from wts.numerics.step_logits import step_logits
@@ -43,7 +42,7 @@ def sglang_or_skip() -> Sglang:
         pytest.skip(str(error))
 
 
-def draft_of(library: Sglang, head: AnyHead, *, hidden_size: int, seed: int = 0) -> Draft:
+def draft_of(library: Sglang, head: Head, *, hidden_size: int, seed: int = 0) -> Draft:
     """A draft model with SGLang's own module of a head, where the head is."""
     module = module_of(
         head, vanilla=library.vanilla_markov, gated=library.gated_markov, rnn=library.rnn
@@ -115,7 +114,7 @@ def input_ids(anchor: torch.Tensor, width: int, vocab: int) -> torch.Tensor:
 
 
 def same_block(
-    head: AnyHead,
+    head: Head,
     *,
     base_logits: torch.Tensor,
     anchor: torch.Tensor,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 from hypothesis import assume
@@ -15,7 +15,6 @@ from wts.errors import PlanError
 from wts.hardware.gpu import GPUS, GpuSpec
 from wts.hardware.tensor_memory import has_product
 from wts.heads.base import Head
-from wts.heads.cells import RecurrentHead
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.kinds import KINDS as HEADS
@@ -215,6 +214,9 @@ def silent_head(
     table = torch.ones(vocab if table_rows is None else table_rows, rank, dtype=dtype)
     return MarkovHead(table=table, projection=torch.zeros(vocab, rank, dtype=dtype))
 
+
+RecurrentHead: TypeAlias = GatedHead | RnnHead | DominoHead
+"""A head that reads hidden states."""
 
 KINDS: tuple[type[RecurrentHead], ...] = (GatedHead, RnnHead, DominoHead)
 

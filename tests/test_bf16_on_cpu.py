@@ -18,9 +18,8 @@ from hypothesis import strategies as st
 
 from simulated import KEY, OFFSET, WHOLE, check_greedy, check_sampled, inputs, plan_of
 from simulator import Simulator, step_dtype
-from strategies import hidden_states, recurrent_head, silent_head
+from strategies import RecurrentHead, hidden_states, recurrent_head, silent_head
 from wts.dtypes import NumberType
-from wts.heads.cells import RecurrentHead
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead

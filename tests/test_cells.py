@@ -18,6 +18,7 @@ from intervals import latent_interval, walk_bound
 from oracle import int8_logits_of
 from strategies import (
     KINDS,
+    RecurrentHead,
     anchors,
     base_logits,
     hidden_states,
@@ -27,7 +28,6 @@ from strategies import (
 )
 from wts.errors import InputError
 from wts.heads.base import HeadState
-from wts.heads.cells import RecurrentHead, cell_of, input_rows
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
@@ -240,8 +240,8 @@ class TestParts:
 
     @given(recurrent_heads(max_vocab=12), seeds)
     @settings(max_examples=20)
-    def test_input_rows_hold_the_exact_products(self, head: RecurrentHead, seed: int) -> None:
-        rows = input_rows(head, head.table)
+    def test_packed_rows_hold_the_exact_products(self, head: RecurrentHead, seed: int) -> None:
+        rows = head.packed_rows(head.table, "int8")
         token = int(anchors(head, 1, seed))
         wanted = oracle_cells.exact_product(head.input_weight, head.table[token])
         if isinstance(head, DominoHead):
@@ -262,8 +262,8 @@ class TestParts:
         head = recurrent_head(kind, draft_vocab=300)
         made = emulator(head)
         assert made.packed.table.shape == (517, row_bytes)
-        cell = cell_of(head, CPU)
-        weights = sum(getattr(cell, name).nbytes for name in cell.__slots__)
+        steps = head.device_steps(CPU)
+        weights = sum(weight.nbytes for weight in steps.tensors.values())
         projection = made.plan.padded_vocab * (64 + 4)
         assert made.packed.memory_bytes == projection + 517 * row_bytes + 300 * 4 + weights
 
@@ -272,25 +272,22 @@ class TestParts:
         first, second = recurrent_head(kind), recurrent_head(kind, seed=8)
         made, other = emulator(first), emulator(second)
         tables = made.packed.table.data_ptr()
-        cell = made.packed.cell
-        assert cell is not None
-        addresses = [getattr(cell, name).data_ptr() for name in cell.__slots__]
+        steps = made.packed.steps
+        addresses = steps.arguments()
+        assert len(addresses) >= 2
         pack_head(second, made.plan, CPU, into=made.packed)
         assert made.packed.table.data_ptr() == tables
-        assert [getattr(cell, name).data_ptr() for name in cell.__slots__] == addresses
+        assert steps.arguments() == addresses
         assert torch.equal(made.packed.table, other.packed.table)
-        for name in cell.__slots__:
-            assert torch.equal(getattr(cell, name), getattr(other.packed.cell, name))
+        for name, weight in steps.tensors.items():
+            assert torch.equal(weight, other.packed.steps.tensors[name])
 
     @each_kind
-    def test_a_cell_keeps_no_memory_of_the_head(self, kind: type[RecurrentHead]) -> None:
+    def test_device_steps_keep_no_memory_of_the_head(self, kind: type[RecurrentHead]) -> None:
         head = recurrent_head(kind)
         packed = emulator(head).packed
-        assert packed.cell is not None
-        mine = {
-            getattr(packed.cell, name).untyped_storage().data_ptr()
-            for name in packed.cell.__slots__
-        }
+        assert packed.steps.reads_hidden
+        mine = {value.untyped_storage().data_ptr() for value in packed.steps.tensors.values()}
         theirs = {
             value.untyped_storage().data_ptr()
             for value in (getattr(head, name) for name in ("table", *type(head).__slots__))
@@ -308,14 +305,14 @@ class TestContract:
         self, kind: type[RecurrentHead], seed: int
     ) -> None:
         head = recurrent_head(kind, vocab=30, seed=seed, hidden_size=7 + 30 * seed)
-        cell = cell_of(head, CPU)
+        cell = head.device_steps(CPU)
         hidden = hidden_states(head, batch=2, steps=3, seed=seed)
         parts = hidden_term(head.hidden_weight, head.hidden_bias, hidden)
         state = cell.initial_state(2)
         wanted_state: list[oracle_cells.State] = [None, None]
         for step in range(3):
             previous = anchors(head, 2, seed + step)
-            rows = input_rows(head, head.table[previous])
+            rows = head.packed_rows(head.table[previous], "int8")
             state, latent = cell.latent(state, rows, parts[:, step])
             for request in range(2):
                 wanted_state[request], wanted = oracle_cells.step(
@@ -343,7 +340,7 @@ class TestContract:
         rows, part = normal(4000, 64, seed=1).bfloat16(), normal(4000, 64, seed=2) * 4
         product = normal(4000, 64, seed=3) * 4
         packed = torch.cat([product.view(torch.uint8), rows.view(torch.uint8)], 1)
-        cell = cell_of(recurrent_head(GatedHead), CPU)
+        cell = recurrent_head(GatedHead).device_steps(CPU)
         _, found = cell.latent(None, packed, part)
         wanted = oracle_cells.gate_row((part + product).numpy(), rows.float().numpy())
         assert found is not None
@@ -363,7 +360,7 @@ class TestContract:
         head.joint_weight.zero_()  # so that no product hides an element
         state, part = normal(4000, 64, seed=1).bfloat16(), normal(4000, 192, seed=2) * 3
         product = normal(4000, 192, seed=3) * 3
-        found = cell_of(head, CPU).latent(state, product.view(torch.uint8), part)
+        found = head.device_steps(CPU).latent(state, product.view(torch.uint8), part)
         joint, before = (part + product).numpy(), state.float().numpy()
         for mine, wanted in zip(found, oracle_cells.rnn_update(joint, before), strict=True):
             assert isinstance(mine, torch.Tensor)
@@ -376,7 +373,7 @@ class TestContract:
         head.gru_state_weight.copy_(torch.eye(32).repeat(3, 1))
         state = normal(20_000, 32, seed=1).bfloat16()
         inputs = (normal(20_000, 96, seed=2) * 2).bfloat16()
-        cell = cell_of(head, CPU)
+        cell = head.device_steps(CPU)
         found, _ = cell.latent(state, inputs.view(torch.uint8), torch.zeros(20_000, 64))
         h = state.float().numpy()
         wanted = oracle_cells.gru_update(inputs.float().numpy(), np.tile(h, (1, 3)), h)
@@ -391,7 +388,7 @@ class TestContract:
         state = torch.zeros(1, 64, dtype=BF16)
         state[0, 0] = 1.0
         rows = torch.full((1, 192), -(2.0**25)).view(torch.uint8)
-        _, latent = cell_of(head, CPU).latent(state, rows, torch.ones(1, 192))
+        _, latent = head.device_steps(CPU).latent(state, rows, torch.ones(1, 192))
         assert latent is not None
         assert not latent.any()
 
@@ -410,7 +407,7 @@ class TestContract:
         inputs[:, 64:] = -1.0
         # n = tanh(-1 + R(1 + 2^-9)), and R(1 + 2^-9) is 1.
         part = torch.zeros(1, 64)
-        found, _ = cell_of(head, CPU).latent(state, inputs.view(torch.uint8), part)
+        found, _ = head.device_steps(CPU).latent(state, inputs.view(torch.uint8), part)
         assert isinstance(found, torch.Tensor)
         assert found.abs().max() < 1e-30  # z is 1.8e-35
         # P_h h = 2^-9 and a hidden part of 1 + 2^-9: apart they would be 1 and 2^-9, and R() of
@@ -419,7 +416,7 @@ class TestContract:
         inputs[:, 64:] = 100.0
         head.gru_state_weight.zero_()
         part = torch.full((1, 64), 1.0 + 2.0**-9 + 2.0**-12)
-        _, latent = cell_of(head, CPU).latent(state, inputs.view(torch.uint8), part)
+        _, latent = head.device_steps(CPU).latent(state, inputs.view(torch.uint8), part)
         wanted = oracle_cells.bf16(oracle_cells.silu(np.array([1.0 + 2.0**-7], np.float32)))
         assert latent is not None
         assert latent.float().unique().tolist() == wanted.tolist()
@@ -428,14 +425,14 @@ class TestContract:
     def test_latents_are_quantised_as_table_rows_are(self, kind: type[RecurrentHead]) -> None:
         head = recurrent_head(kind)
         packed = emulator(head).packed
-        assert packed.cell is not None
+        assert packed.steps.reads_hidden
         hidden = hidden_states(head, batch=3, steps=2, seed=1)
         parts = packed.hidden_term(hidden)
         assert parts is not None
         previous = anchors(head, 3, 2)
         state, _ = packed.latent(packed.initial_state(3), previous, parts[:, 0])
         _, found = packed.latent(state, previous, parts[:, 1])
-        _, latent = packed.cell.latent(state, packed.table[previous], parts[:, 1])
+        _, latent = packed.steps.latent(state, packed.table[previous], parts[:, 1])
         assert found is not None
         assert latent is not None
         assert all(map(torch.equal, found, quantise_latents(latent)))
@@ -450,12 +447,12 @@ class TestAgainstTheFormula:
         """(state before, previous, hidden, latent) of each step of the emulator's walk."""
         base, previous, hidden = inputs(head, batch, steps, seed)
         tokens = walk(head, base, previous, hidden)
-        cell, found = cell_of(head, CPU), []
+        cell, found = head.device_steps(CPU), []
         parts = hidden_term(head.hidden_weight, head.hidden_bias, hidden)
         state = cell.initial_state(batch)
         for step in range(steps):
             before = state
-            rows = input_rows(head, head.table[previous])
+            rows = head.packed_rows(head.table[previous], "int8")
             state, latent = cell.latent(state, rows, parts[:, step])
             found.append((before, previous, hidden[:, step], latent))
             previous = tokens[:, step]

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from simulator import Simulator, step_dtype
+from strategies import RecurrentHead
 from wts.bench import gate
 from wts.bench.head.cases import HeadCase
 from wts.hardware.gpu import gpu_spec
-from wts.heads.cells import RecurrentHead
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.rnn import RnnHead

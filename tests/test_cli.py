@@ -13,12 +13,11 @@ import torch
 from safetensors.torch import save_file
 
 from drafters import head_tensors, write_drafter, write_target
-from strategies import KINDS, hidden_states, recurrent_head
+from strategies import KINDS, RecurrentHead, hidden_states, recurrent_head
 from wts import cli
 from wts.bench.report.summary import render_file
 from wts.cli import demo, doctor
 from wts.errors import CompileError, DeviceError
-from wts.heads.cells import RecurrentHead
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead

@@ -37,7 +37,7 @@ from lab.timing import rounds_with_guesses
 from lab_case import CPU, NAMES, save_pair, write_data
 from wts.bench import record
 from wts.errors import InputError
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.heads.load import read_head
 from wts.kernels.planner import plan_residency
 from wts.numerics.gumbel import Noise
@@ -46,7 +46,7 @@ from wts.walk.walker import Walker
 PROMPTS = [[5, 9, 200], [17, 3, 3, 3, 250, 8, 1], [70, 71]]
 
 
-def load_pair(folder: Path, name: str) -> tuple[Target, Drafter, AnyHead]:
+def load_pair(folder: Path, name: str) -> tuple[Target, Drafter, Head]:
     drafter, target = save_pair(folder, name)
     head = read_head(drafter, target=target if name.startswith("domino") else None)
     return load_target(target, CPU).float(), load_drafter(drafter, CPU).float(), head

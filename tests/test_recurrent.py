@@ -29,6 +29,7 @@ from drafters import (
 )
 from strategies import (
     KINDS,
+    RecurrentHead,
     anchors,
     base_logits,
     hidden_states,
@@ -38,8 +39,7 @@ from strategies import (
     silent_head,
 )
 from wts.errors import CheckpointError, HeadError, InputError, PlanError
-from wts.heads.base import Head, VocabularyParts, weights_of
-from wts.heads.cells import RecurrentHead
+from wts.heads.base import Head, VocabularyWeights, weights_of
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.kinds import RANKS
@@ -81,7 +81,7 @@ def arguments(kind: type[RecurrentHead]) -> dict[str, Any]:
     }
 
 
-def same_weights(one: VocabularyParts, other: VocabularyParts) -> bool:
+def same_weights(one: VocabularyWeights, other: VocabularyWeights) -> bool:
     mine, theirs = weights_of(one), weights_of(other)
     return (
         type(one) is type(other)

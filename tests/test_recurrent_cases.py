@@ -18,6 +18,7 @@ from intervals import latent_interval, walk_bound
 from strategies import (
     DTYPES,
     KINDS,
+    RecurrentHead,
     anchors,
     base_logits,
     hidden_states,
@@ -27,7 +28,6 @@ from walks import Drawn, Way, plan_of, run, run_sampled, walker_of
 from wts.dtypes import NUMBER_TYPES
 from wts.errors import HeadError
 from wts.heads.base import with_weights
-from wts.heads.cells import RecurrentHead
 from wts.heads.domino import DominoHead
 from wts.heads.kinds import RANKS
 from wts.numerics.gumbel import Noise

@@ -13,15 +13,14 @@ from sglang_draft import Gated, Rnn, Vanilla, domino_arguments, parameter, stand
 from strategies import recurrent_head
 from wts.engines.common.reasons import Reason
 from wts.engines.sglang.adopt import adopt_domino, adopt_dspark, behaves, plain_embedding
-from wts.heads.base import weights_of
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head, weights_of
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
 
 
-def head_of(kind: type[Any]) -> AnyHead:
+def head_of(kind: type[Any]) -> Head:
     if kind is MarkovHead:
         return MarkovHead.random(vocab=517, rank=64, seed=1)
     return recurrent_head(kind)

@@ -24,7 +24,7 @@ from wts.bench.baselines.sglang_steps import Sglang
 from wts.engines.common import upkeep
 from wts.engines.common.upkeep import Upkeep
 from wts.engines.sglang.domino import Rollout, prepare
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
@@ -39,7 +39,7 @@ def library() -> Sglang:
     return sglang_or_skip()
 
 
-def head_of(kind: type[Any]) -> AnyHead:
+def head_of(kind: type[Any]) -> Head:
     if kind is MarkovHead:
         return MarkovHead.random(vocab=517, rank=64, seed=1)
     return recurrent_head(kind)

@@ -23,7 +23,7 @@ from wts.engines.common.upkeep import Upkeep
 from wts.engines.sglang import dspark
 from wts.engines.sglang.dspark import Factory, base_type_of, factory_of
 from wts.errors import HeadError, WalkTimeout
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
@@ -35,13 +35,13 @@ STEPS, MOST, HIDDEN = 5, 3, 40
 KINDS = (MarkovHead, GatedHead, RnnHead)
 
 
-def head_of(kind: type[Any], seed: int = 7) -> AnyHead:
+def head_of(kind: type[Any], seed: int = 7) -> Head:
     if kind is MarkovHead:
         return MarkovHead.random(vocab=517, rank=64, seed=seed)
     return recurrent_head(kind, seed=seed)
 
 
-def draft_of(head: AnyHead) -> Draft:
+def draft_of(head: Head) -> Draft:
     return Draft(stand_in(head), vocab=head.vocab, hidden_size=HIDDEN)
 
 
@@ -400,7 +400,7 @@ def test_without_the_hook_on_updates_walks_stay_off(
 # ---- building ----------------------------------------------------------------------------------
 
 
-def built(head: AnyHead, *, most: int = 4, steps: int = STEPS) -> Walks | Reason:
+def built(head: Head, *, most: int = 4, steps: int = STEPS) -> Walks | Reason:
     return build_walks(
         head,
         hopper(4),

@@ -15,7 +15,7 @@ import torch
 from strategies import DTYPES, anchors, base_logits, hopper
 from wts.dtypes import NUMBER_TYPES, NumberType
 from wts.hardware.gpu import GpuSpec, gpu_spec
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.kernels.planner import plan_residency
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.kernels.resident.units import EXACT_ROWS
@@ -45,7 +45,7 @@ def gpu_of(backend: BackendName, blocks: int | None = None) -> GpuSpec:
 
 def plan_of(
     way: Way,
-    head: AnyHead,
+    head: Head,
     *,
     batch: int = 4,
     steps: int = 32,
@@ -78,7 +78,7 @@ def plan_of(
 @lru_cache(maxsize=64)
 def walker_of(
     way: Way,
-    head: AnyHead,
+    head: Head,
     *,
     batch: int = 4,
     blocks: int | None = None,
@@ -137,7 +137,7 @@ def check_all(walker: Walker, *, requests: tuple[int, ...], steps: tuple[int, ..
 
 def walk(
     way: Way,
-    head: AnyHead,
+    head: Head,
     base: torch.Tensor,
     anchor: torch.Tensor,
     *,
@@ -195,7 +195,7 @@ def run_sampled(
 
 def sample(
     way: Way,
-    head: AnyHead,
+    head: Head,
     base: torch.Tensor,
     anchor: torch.Tensor,
     temperatures: Sequence[float],

@@ -195,8 +195,7 @@ def packed_of(head: Any, plan: Any) -> dict[str, torch.Tensor]:
     packed = pack_head(head, plan, torch.device("cpu"))
     names = ("tiles", "row_scale", "table", "draft_to_target")
     found = {name: getattr(packed, name) for name in names}
-    if packed.cell is not None:
-        found |= {one.name: getattr(packed.cell, one.name) for one in fields(packed.cell)}
+    found |= packed.steps.tensors
     if packed.exact is not None:
         found["exact"] = packed.exact.source()[2:]
     return {name: tensor for name, tensor in found.items() if tensor is not None}

@@ -20,11 +20,19 @@ import torch
 import wts.kernels.compile
 import wts.kernels.launch
 from bounded import Outcome, run_bounded
-from strategies import DTYPES, KINDS, anchors, base_logits, hidden_states, recurrent_head
+from strategies import (
+    DTYPES,
+    KINDS,
+    RecurrentHead,
+    anchors,
+    base_logits,
+    hidden_states,
+    recurrent_head,
+)
 from walks import gpu_of
 from wts.dtypes import NumberType
 from wts.hardware.gpu import LOCAL, GpuSpec, gpu_spec
-from wts.heads.cells import AnyHead, RecurrentHead
+from wts.heads.base import Head
 from wts.heads.markov import MarkovHead
 from wts.kernels.compile import KERNEL_NAME
 from wts.kernels.packed import pack_head
@@ -74,14 +82,14 @@ class Case:
     odd: bool = False
     kind: type[RecurrentHead] | None = None
 
-    def head(self) -> AnyHead:
+    def head(self) -> Head:
         if self.kind is not None:
             return recurrent_head(self.kind, vocab=self.vocab, rank=self.rank, seed=self.vocab)
         return MarkovHead.random(
             vocab=self.vocab, rank=self.rank, seed=self.vocab, draft_vocab=self.draft_vocab
         )
 
-    def plan(self, head: AnyHead, gpu: GpuSpec) -> ResidencyPlan:
+    def plan(self, head: Head, gpu: GpuSpec) -> ResidencyPlan:
         plan = plan_residency(
             head,
             gpu,
@@ -94,7 +102,7 @@ class Case:
             sys.exit(f"{self.name}: found another plan than this case is for:\n{plan}")
         return plan
 
-    def base(self, head: AnyHead) -> torch.Tensor:
+    def base(self, head: Head) -> torch.Tensor:
         """Base logits; a walk reads whole pieces of 16 bytes, as an allocation is made of."""
         base = base_logits(
             head, batch=self.batch, steps=self.steps, seed=self.batch, base_type=self.base_type

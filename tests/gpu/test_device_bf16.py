@@ -18,7 +18,7 @@ from strategies import KINDS, anchors, base_logits, hidden_states, recurrent_hea
 from walks import capturing, check, check_all, moved, run, run_sampled, twin, walker_of
 from wts.dtypes import NumberType
 from wts.hardware.gpu import gpu_spec
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.heads.markov import MarkovHead
 from wts.kernels.planner import plan_residency
 from wts.kernels.resident.variants import streaming_plan
@@ -48,7 +48,7 @@ def exact_head(
     return head
 
 
-def walker(head: AnyHead, **others: Any) -> Walker:
+def walker(head: Head, **others: Any) -> Walker:
     return walker_of("device bf16", head, **others)
 
 
@@ -211,7 +211,7 @@ class TestAnySums:
     def check(
         self, on_gpu: Walker, batch: int, steps: int, *, seed: int = 1, least: float = 0.8
     ) -> None:
-        head: AnyHead = on_gpu.head
+        head: Head = on_gpu.head
         base, anchor = (
             base_logits(head, batch=batch, steps=steps, seed=seed),
             anchors(head, batch, 2),

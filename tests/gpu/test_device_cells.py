@@ -18,13 +18,13 @@ import torch
 
 from bounds import decided
 from intervals import latent_interval, walk_bound
-from strategies import KINDS, anchors, base_logits, hidden_states, recurrent_head
+from strategies import KINDS, RecurrentHead, anchors, base_logits, hidden_states, recurrent_head
 from walks import capturing, gpu_of, moved, run, run_sampled, walker_of, without_the_last_block
 from wts.bench import gate
 from wts.bench.head.cases import HeadCase
 from wts.dtypes import NUMBER_TYPES, NumberType
 from wts.errors import InputError, WalkTimeout
-from wts.heads.cells import AnyHead, RecurrentHead
+from wts.heads.base import Head
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.rnn import RnnHead
@@ -59,9 +59,7 @@ def head_of(kind: Any, vocab: int = 3001, rank: int = 128, **others: Any) -> Any
     return recurrent_head(kind, **(sizes | others))
 
 
-def inputs(
-    head: AnyHead, batch: int, steps: int, seed: int = 0, *, base_type: str = "bf16"
-) -> Inputs:
+def inputs(head: Head, batch: int, steps: int, seed: int = 0, *, base_type: str = "bf16") -> Inputs:
     """Base logits that leave decisions to the head, anchors, hidden states.
 
     Of several anchors one is outside. A lone one is not: it would be the same token each time.
@@ -322,7 +320,7 @@ class TestFormula:
 
 class TestPacking:
     @each_kind
-    def test_the_gpu_packs_the_same_bytes_and_nearly_the_same_input_rows(
+    def test_the_gpu_packs_the_same_bytes_and_nearly_the_same_packed_rows(
         self, kind: type[RecurrentHead]
     ) -> None:
         """Their fp64 sums are in another order, which one in 2^28 of them shows."""

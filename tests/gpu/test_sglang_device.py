@@ -23,8 +23,7 @@ from wts.engines.sglang import domino, hooks
 from wts.engines.sglang.domino import Rollout, prepare
 from wts.engines.sglang.dspark import Factory, factory_of
 from wts.hardware.gpu import GpuSpec
-from wts.heads.base import with_weights
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head, with_weights
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
@@ -53,7 +52,7 @@ def on_gpu(head: Any, device: str = "cuda") -> Any:
     return with_weights(head, lambda weight: weight.to(device))
 
 
-def head_of(kind: type[Any], seed: int = 7) -> AnyHead:
+def head_of(kind: type[Any], seed: int = 7) -> Head:
     if kind is MarkovHead:
         return on_gpu(MarkovHead.random(vocab=4099, rank=64, seed=seed))
     return on_gpu(recurrent_head(kind, seed=seed))
@@ -285,7 +284,7 @@ def test_a_captured_rollout_drafts_what_sglangs_rollout_drafts(
 @pytest.mark.parametrize("kind", ["markov", "rnn"])
 def test_building_a_published_size_takes_no_more_than_was_asked_for(kind: str) -> None:
     sizes: dict[str, Any] = {"vocab": 151_936, "rank": 256, "seed": 1, "device": "cuda"}
-    head: AnyHead = (
+    head: Head = (
         MarkovHead.random(**sizes) if kind == "markov" else RnnHead.random(**sizes, hidden_size=512)
     )
     torch.cuda.empty_cache()

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import torch
 
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.kernels.packed import pack_head
 from wts.kernels.resident.args import TURNS, Turn, WalkArgs
 from wts.kernels.resident.plan import ResidencyPlan
@@ -126,7 +126,7 @@ class Simulator:
 
     def __init__(
         self,
-        head: AnyHead,
+        head: Head,
         plan: ResidencyPlan,
         *,
         sequence: int = FIRST_SEQUENCE,
@@ -181,10 +181,7 @@ class Simulator:
             "table": self.packed.table,
             "hidden_part": self._part(hidden),
             "hidden": hidden,
-            "hidden_weight": getattr(self.packed.cell, "hidden_weight", None),
-            "hidden_bias": getattr(self.packed.cell, "hidden_bias", None),
-            "state_weight": getattr(self.packed.cell, "state_weight", None),
-            "projector_weight": getattr(self.packed.cell, "projector_weight", None),
+            **self.packed.steps.tensors,
             "state_slots": self.state_slots,
             "draft_to_target": self.packed.draft_to_target,
             "base": base,

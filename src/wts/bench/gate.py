@@ -10,7 +10,7 @@ import torch
 
 if TYPE_CHECKING:
     from wts.bench.head.cases import HeadCase
-    from wts.heads.cells import AnyHead
+    from wts.heads.base import Head
     from wts.heads.markov import MarkovHead
     from wts.walk.emulator import Emulator
 
@@ -132,7 +132,7 @@ def draw_weights(
     return table.bfloat16(), projection.mul_(_BIAS_DEVIATION * rank**-0.5).bfloat16()
 
 
-def draw_head(case: HeadCase, *, device: str | torch.device, seed: int) -> AnyHead:
+def draw_head(case: HeadCase, *, device: str | torch.device, seed: int) -> Head:
     """Draw the head of a case, so that a bias has a deviation of about 1.5, as `draw_weights`.
 
     The deviation of latents is measured, at random tokens and hidden states after one step.
@@ -200,7 +200,7 @@ def draw_lm_head(case: HeadCase, *, device: str | torch.device, seed: int) -> to
     return empty.normal_(0.0, _BASE_DEVIATION * case.hidden_size**-0.5, generator=generator)
 
 
-def probe_of(head: AnyHead) -> MarkovHead:
+def probe_of(head: Head) -> MarkovHead:
     """A Markov head of the same projection and as many table rows, whose latent never changes.
 
     Its walk is the same projection, selection and exchange, under the plan of a Markov head.

@@ -16,7 +16,7 @@ from wts.progress import sayer
 if TYPE_CHECKING:
     import torch
 
-    from wts.heads.cells import AnyHead
+    from wts.heads.base import Head
 
 __all__ = ["configure", "run"]
 
@@ -140,13 +140,13 @@ def _spec_to_walk(args: argparse.Namespace) -> GpuSpec:
     return spec if spec.walks or not args.fallback else GPUS["h200"]
 
 
-def _read_head(args: argparse.Namespace) -> AnyHead:
+def _read_head(args: argparse.Namespace) -> Head:
     from wts.heads.load import read_head
 
     return read_head(args.head, target=args.target, d2t_reading=args.d2t)
 
 
-def _read_hidden(args: argparse.Namespace, head: AnyHead) -> torch.Tensor | None:
+def _read_hidden(args: argparse.Namespace, head: Head) -> torch.Tensor | None:
     """Read hidden states where a head reads them; what they have to be is checked by the walk."""
     if (args.hidden is None) != (head.hidden_size is None):
         raise InputError.mismatch(

@@ -14,14 +14,14 @@ from typing import Any
 
 from wts.fidelity.steps import examine_steps
 from wts.fidelity.weights import examine_weights
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.progress import Say
 from wts.walk.recorded import Inputs
 
 __all__ = ["examine"]
 
 
-def examine(head: AnyHead, inputs: Inputs, *, say: Say = lambda text: None) -> dict[str, Any]:
+def examine(head: Head, inputs: Inputs, *, say: Say = lambda text: None) -> dict[str, Any]:
     """Everything that the report has, as numbers and lists for JSON.
 
     Args:

@@ -9,8 +9,7 @@ from typing import Any
 import torch
 
 from wts.fidelity.weights import quantiles, quantise_e4m3
-from wts.heads.base import HeadState
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head, HeadState
 from wts.numerics.intervals import decided, logit_bound
 from wts.numerics.order import select_greedy
 from wts.numerics.quantise import SMALLEST_SCALE, quantise_latents, quantise_rows
@@ -41,7 +40,7 @@ class _Rounded:
     e4m3: torch.Tensor
 
 
-def examine_steps(head: AnyHead, inputs: Inputs, say: Say) -> dict[str, Any]:
+def examine_steps(head: Head, inputs: Inputs, say: Say) -> dict[str, Any]:
     """What a report has of the steps that the head has a part in; `num_steps` 0 without any."""
     weight = head.projection[: head.vocab]
     levels, scale = quantise_rows(weight)
@@ -61,7 +60,7 @@ def examine_steps(head: AnyHead, inputs: Inputs, say: Say) -> dict[str, Any]:
 
 
 def _walk_formula(
-    head: AnyHead, inputs: Inputs, some: slice, rounded: _Rounded
+    head: Head, inputs: Inputs, some: slice, rounded: _Rounded
 ) -> Iterator[tuple[dict[str, torch.Tensor], torch.Tensor]]:
     """Judge each step of some requests that the head has a part in."""
     previous = inputs.anchor[some]
@@ -81,7 +80,7 @@ def _walk_formula(
 
 
 def _judge(
-    head: AnyHead,
+    head: Head,
     base: torch.Tensor,
     latent: torch.Tensor,
     logits: torch.Tensor,

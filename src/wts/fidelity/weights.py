@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.numerics.quantise import SMALLEST_SCALE, WEIGHT_LEVELS, quantise_rows
 
 __all__ = ["CROSSOVER", "E4M3_LARGEST", "examine_weights", "quantiles", "quantise_e4m3"]
@@ -41,12 +41,12 @@ def quantise_e4m3(weight: torch.Tensor) -> torch.Tensor:
     return (values / scale).to(torch.float8_e4m3fn).float() * scale
 
 
-def _row_chunks(head: AnyHead) -> Iterator[torch.Tensor]:
+def _row_chunks(head: Head) -> Iterator[torch.Tensor]:
     for first in range(0, head.vocab, _CHUNK_ROWS):
         yield head.projection[first : min(first + _CHUNK_ROWS, head.vocab)].float()
 
 
-def examine_weights(head: AnyHead) -> dict[str, Any]:
+def examine_weights(head: Head) -> dict[str, Any]:
     """What a report has of the projection: magnitudes, errors of rows, crests, outliers."""
     edges = torch.linspace(0, 1, _MAGNITUDE_BINS + 1, device=head.projection.device)
     counts = torch.zeros(_MAGNITUDE_BINS, dtype=torch.int64, device=edges.device)
@@ -88,9 +88,7 @@ def examine_weights(head: AnyHead) -> dict[str, Any]:
     }
 
 
-def _outliers(
-    head: AnyHead, crest: torch.Tensor, error: torch.Tensor
-) -> list[dict[str, float | int]]:
+def _outliers(head: Head, crest: torch.Tensor, error: torch.Tensor) -> list[dict[str, float | int]]:
     """The rows whose largest weight stands out most, by the ids of their tokens."""
     found = crest.topk(min(_OUTLIERS, len(crest))).indices
     ids = found if head.draft_to_target is None else head.draft_to_target[found]

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from wts.errors import HeadError, describe
-from wts.heads.base import VocabularyParts
+from wts.heads.base import VocabularyWeights
 from wts.heads.draft_ids import fault_of_ids
 from wts.heads.kinds import RANKS
 from wts.numerics.torch_dtypes import BF16_ONLY, DTYPES
@@ -26,7 +26,7 @@ __all__ = [
 # ---- checks ------------------------------------------------------------------------------------
 
 
-def check_vocabulary(head: VocabularyParts, *, rank: int, rank_of: str) -> None:
+def check_vocabulary(head: VocabularyWeights, *, rank: int, rank_of: str) -> None:
     """Refuse a projection or a map that does not fit the table and the rank of another weight."""
     if head.projection.shape[1] != rank:
         raise HeadError.mismatch(
@@ -79,7 +79,7 @@ def check_joint(argument: str, value: torch.Tensor, *, num_rows: int, least: int
         )
 
 
-def check_devices(head: VocabularyParts, names: Sequence[str]) -> None:
+def check_devices(head: VocabularyWeights, names: Sequence[str]) -> None:
     """Refuse weights that are not where the table is."""
     for name in names:
         found = getattr(head, name).device

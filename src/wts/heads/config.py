@@ -36,7 +36,9 @@ class DrafterConfig:
     """The fields of a drafter's config.json that a serial head depends on.
 
     Args:
-        markov_rank: rank of the latent; None for a Domino drafter.
+        path: the file, for messages.
+        fields: all that it says, for kinds of heads that are not described here.
+        markov_rank: rank of the latent of DSpark's heads; None for other drafters.
         markov_head_type: "vanilla", "gated" or "rnn".
         vocab_size: target vocabulary.
         draft_vocab_size: draft vocabulary; `vocab_size` where it is not reduced. It may also be
@@ -46,6 +48,8 @@ class DrafterConfig:
         domino: its projector, if it is a Domino drafter.
     """
 
+    path: Path
+    fields: Mapping[str, Any]
     markov_rank: int | None
     markov_head_type: str
     vocab_size: int
@@ -53,6 +57,19 @@ class DrafterConfig:
     block_size: int | None
     hidden_size: int | None = None
     domino: DominoFields | None = None
+
+    @property
+    def rank(self) -> int:
+        """Rank of the latent.
+
+        Raises:
+            CheckpointError: there is none.
+        """
+        if self.domino is not None:
+            return self.domino.emb_dim
+        if self.markov_rank is not None:
+            return self.markov_rank
+        return _positive_field(self.path, self.fields, "markov_rank")
 
     @property
     def num_draft(self) -> int:
@@ -91,8 +108,11 @@ def read_config(folder: str | Path) -> DrafterConfig:
     has_block_size = config.get("block_size") is not None
     has_hidden_size = config.get("hidden_size") is not None
     domino = _domino_fields(path, config)
+    has_rank = domino is None and "markov_rank" in config
     return DrafterConfig(
-        markov_rank=None if domino else _positive_field(path, config, "markov_rank"),
+        path=path,
+        fields=config,
+        markov_rank=_positive_field(path, config, "markov_rank") if has_rank else None,
         markov_head_type=head_type.lower(),
         vocab_size=vocab_size,
         draft_vocab_size=(

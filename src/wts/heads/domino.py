@@ -1,6 +1,6 @@
 """The Domino head: a GRU over the tokens so far, and a projector of its state and a hidden state.
 
-`latent` of the head is the formula; the cell has it as the device computes it.
+`latent` of the head is the formula; its steps have it as the device computes it.
 """
 
 from __future__ import annotations
@@ -11,22 +11,35 @@ from typing import ClassVar, Self
 
 import torch
 
+from wts.dtypes import WeightType
 from wts.errors import CheckpointError, HeadError, describe
-from wts.heads.base import HeadState, VocabularyParts, describe_head, detach, needed_hidden, product
+from wts.heads.base import (
+    Claim,
+    DeviceSteps,
+    HeadState,
+    VocabularyWeights,
+    as_bytes,
+    copied,
+    describe_head,
+    detach,
+    needed_hidden,
+    product,
+)
 from wts.heads.checkpoint import Checkpoint, target_embedding
 from wts.heads.checks import check_devices, check_matrix, check_rank, check_shape, check_vocabulary
+from wts.heads.config import DrafterConfig
 from wts.heads.draft_ids import D2tReading
 from wts.heads.dspark import check_config_rank, hidden_size_of, read_projection, reader
 from wts.heads.random import FAVOUR, Draw
 from wts.numerics.activations import rounded, sigmoid, silu, tanh
-from wts.numerics.lane_sums import LANES, lane_product
+from wts.numerics.lane_sums import LANES, fine_product, lane_product
 from wts.numerics.torch_dtypes import BF16_ONLY
 
-__all__ = ["DominoCell", "DominoHead"]
+__all__ = ["DominoHead", "DominoSteps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DominoHead(VocabularyParts):
+class DominoHead(VocabularyWeights):
     """The Domino head: a GRU over the embeddings of the tokens so far, and a projector.
 
     h = GRU(e, h), e the target's embedding of the previous token: with i = R(W_ih e) and
@@ -164,6 +177,23 @@ class DominoHead(VocabularyParts):
         projected = rounded(product(self.projector_weight, joined))
         return state, torch.nn.functional.silu(projected).to(torch.bfloat16)
 
+    def packed_rows(self, rows: torch.Tensor, weights: WeightType) -> torch.Tensor:
+        """Pack table rows, bf16 [n, H]: R(W_ih e), bf16 [3 G].
+
+        Returns:
+            uint8 [n, 6 G].
+        """
+        product = fine_product(self.input_weight.to(rows.device), rows)
+        return as_bytes(product.to(torch.bfloat16))
+
+    def device_steps(self, device: torch.device) -> DominoSteps:
+        """Copy the weights that steps need on the device."""
+        return DominoSteps(
+            hidden_weight=copied(self.hidden_weight, device),
+            state_weight=copied(self.state_weight, device),
+            projector_weight=copied(self.projector_weight[:, self.hidden_size :], device),
+        )
+
     def drafting_hidden(self, block_hidden: torch.Tensor) -> torch.Tensor:
         """Choose the hidden positions of a drafted block that a walk reads.
 
@@ -176,6 +206,11 @@ class DominoHead(VocabularyParts):
             [B, K, H], a view: the first K positions where labels are shifted, else the last K.
         """
         return block_hidden[:, :-1] if self.shift_label else block_hidden[:, 1:]
+
+    @classmethod
+    def claims(cls, config: DrafterConfig) -> Claim:
+        """Say whether this is a Domino drafter."""
+        return Claim.NOT_MINE if config.domino is None else Claim.MINE
 
     @classmethod
     def from_checkpoint(
@@ -207,7 +242,7 @@ class DominoHead(VocabularyParts):
             CheckpointError: names the file, the tensor, what was wanted and what was found.
         """
         checkpoint = Checkpoint.open(folder)
-        fields = checkpoint.config.domino
+        fields, rank = checkpoint.config.domino, checkpoint.config.rank
         if fields is None:
             raise CheckpointError.mismatch(
                 f"{checkpoint.config_path}: dflash_config.projector_type",
@@ -215,7 +250,7 @@ class DominoHead(VocabularyParts):
                 found="something else",
                 fix="read a DSpark drafter with MarkovHead, GatedHead or RnnHead",
             )
-        rank, size, width = fields.emb_dim, fields.gru_hidden_dim, hidden_size_of(checkpoint)
+        size, width = fields.gru_hidden_dim, hidden_size_of(checkpoint)
         check_config_rank(f"{checkpoint.config_path}: dflash_config.emb_dim", rank)
         read = reader(checkpoint, device)
         shared = read_projection(
@@ -299,7 +334,7 @@ class DominoHead(VocabularyParts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class DominoCell:
+class DominoSteps(DeviceSteps):
     """A Domino head between its token and its latent.
 
     Args:
@@ -312,27 +347,19 @@ class DominoCell:
     state_weight: torch.Tensor
     projector_weight: torch.Tensor
 
-    @property
-    def hidden_bias(self) -> None:
-        """A projector has no bias."""
-
-    def initial_state(self, batch: int) -> HeadState:
-        """Return the state before the first step: None, which tells that there is no token yet."""
-        return None
-
     def latent(
-        self, state: HeadState, rows: torch.Tensor, part: torch.Tensor
+        self, state: HeadState, rows: torch.Tensor, term: torch.Tensor | None
     ) -> tuple[HeadState, torch.Tensor | None]:
-        """Take in a token, then R(SiLU(R(part + P_h h))).
+        """Take in a token, then R(SiLU(R(term + P_h h))).
 
         R(W_hh h) needs no token: it can be made while the step before is selecting one. Each
         operation in the order of its parentheses: r = sigmoid(i_r + g_r), z = sigmoid(i_z + g_z),
         n = tanh(i_n + (r g_n)), h = R(n + (z (h - n))).
 
         Args:
-            state: bf16 [B, G]; None at the first step.
-            rows: uint8 [B, 6 G], input rows of the tokens.
-            part: fp32 [B, r], the hidden part of the step.
+            state: bf16 [B, G]; None at the first step: there is no token yet.
+            rows: uint8 [B, 6 G], packed rows of the tokens.
+            term: fp32 [B, r], the hidden term of the step.
 
         Returns:
             The new state, bf16 [B, G], and the latents, bf16 [B, r]; None at the first step.
@@ -348,5 +375,6 @@ class DominoCell:
         state = (new + update * (state.float() - new)).to(torch.bfloat16)
         if first:
             return state, None
-        projected = rounded(part + lane_product(self.projector_weight, state))
+        assert term is not None
+        projected = rounded(term + lane_product(self.projector_weight, state))
         return state, silu(projected).to(torch.bfloat16)

@@ -9,9 +9,10 @@ from typing import TypedDict
 import torch
 
 from wts.errors import CheckpointError
-from wts.heads.base import Head, VocabularyParts
+from wts.heads.base import Claim, Head, VocabularyWeights
 from wts.heads.checkpoint import Checkpoint
 from wts.heads.checks import check_matrix, check_rank, check_vocabulary
+from wts.heads.config import DrafterConfig
 from wts.heads.draft_ids import D2tReading
 from wts.heads.kinds import RANKS
 from wts.numerics.torch_dtypes import BF16_ONLY, DTYPES
@@ -23,6 +24,7 @@ __all__ = [
     "TableWeights",
     "check_config_rank",
     "check_dspark",
+    "claims_dspark",
     "first_latent",
     "hidden_size_of",
     "open_dspark",
@@ -48,9 +50,22 @@ class SharedWeights(TypedDict):
 
 
 class TableWeights(SharedWeights):
-    """The same with a table: all arguments of `VocabularyParts`."""
+    """The same with a table: all arguments of `VocabularyWeights`."""
 
     table: torch.Tensor
+
+
+def claims_dspark(config: DrafterConfig, head_type: str) -> Claim:
+    """Say whether a drafter's head is DSpark's of this type.
+
+    A config of a type that DSpark does not have, or without a rank, may be another kind's. If it is
+    not, reading it as what it says, or as a vanilla head, tells what is wrong.
+    """
+    found = config.markov_head_type if config.markov_head_type in _CLASS_OF else "vanilla"
+    if config.domino is not None or found != head_type:
+        return Claim.NOT_MINE
+    whole = config.markov_rank is not None and config.markov_head_type == head_type
+    return Claim.MINE if whole else Claim.ODD
 
 
 def open_dspark(folder: str | Path, head_type: str) -> tuple[Checkpoint, int]:
@@ -61,7 +76,8 @@ def open_dspark(folder: str | Path, head_type: str) -> tuple[Checkpoint, int]:
     """
     checkpoint = Checkpoint.open(folder)
     config, path = checkpoint.config, checkpoint.config_path
-    if config.markov_rank is None:
+    rank = config.rank
+    if config.domino is not None:
         raise CheckpointError.mismatch(
             f"{path}: projector_type",
             wanted=f"a DSpark drafter of markov_head_type {head_type!r}",
@@ -76,8 +92,8 @@ def open_dspark(folder: str | Path, head_type: str) -> tuple[Checkpoint, int]:
             found=repr(config.markov_head_type),
             fix=f"read it with {known}.from_checkpoint" if known else "no other head can be read",
         )
-    check_config_rank(f"{path}: markov_rank", config.markov_rank)
-    return checkpoint, config.markov_rank
+    check_config_rank(f"{path}: markov_rank", rank)
+    return checkpoint, rank
 
 
 def check_config_rank(field: str, rank: int) -> None:
@@ -148,7 +164,7 @@ def first_latent(head: Head, token: torch.Tensor) -> torch.Tensor:
     return latent
 
 
-def check_dspark(head: VocabularyParts) -> int:
+def check_dspark(head: VocabularyWeights) -> int:
     """What these heads share with a Markov head; gives the rank."""
     for name in ("table", "projection"):
         check_matrix(name, getattr(head, name), BF16_ONLY)

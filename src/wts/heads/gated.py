@@ -9,11 +9,25 @@ from typing import ClassVar, Self
 
 import torch
 
-from wts.heads.base import HeadState, VocabularyParts, describe_head, detach, needed_hidden, product
+from wts.dtypes import WeightType
+from wts.heads.base import (
+    Claim,
+    DeviceSteps,
+    HeadState,
+    VocabularyWeights,
+    as_bytes,
+    copied,
+    describe_head,
+    detach,
+    needed_hidden,
+    product,
+)
 from wts.heads.checks import check_devices, check_joint, check_shape
+from wts.heads.config import DrafterConfig
 from wts.heads.draft_ids import D2tReading
 from wts.heads.dspark import (
     check_dspark,
+    claims_dspark,
     first_latent,
     hidden_size_of,
     open_dspark,
@@ -22,12 +36,13 @@ from wts.heads.dspark import (
 )
 from wts.heads.random import Draw
 from wts.numerics.activations import rounded, sigmoid
+from wts.numerics.lane_sums import fine_product
 
-__all__ = ["GatedCell", "GatedHead"]
+__all__ = ["GatedHead", "GatedSteps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GatedHead(VocabularyParts):
+class GatedHead(VocabularyWeights):
     """The gated head of DSpark: the table row, each element times a gate.
 
     latent = R(R(sigmoid(R(G [hidden; e] + g))) e), e the table row. No state is carried. Weights
@@ -107,6 +122,27 @@ class GatedHead(VocabularyParts):
         gate = rounded(product(self.gate_weight, joined) + self.gate_bias.float()).sigmoid()
         return state, (rounded(gate) * row.float()).to(torch.bfloat16)
 
+    def packed_rows(self, rows: torch.Tensor, weights: WeightType) -> torch.Tensor:
+        """Pack table rows, bf16 [n, r]: G_e e, fp32 [r], then e, bf16 [r].
+
+        Returns:
+            uint8 [n, 6 r].
+        """
+        product = fine_product(self.input_weight.to(rows.device), rows)
+        return torch.cat([as_bytes(product), as_bytes(rows)], 1)
+
+    def device_steps(self, device: torch.device) -> GatedSteps:
+        """Copy the weights that steps need on the device."""
+        return GatedSteps(
+            hidden_weight=copied(self.hidden_weight, device),
+            hidden_bias=copied(self.hidden_bias, device),
+        )
+
+    @classmethod
+    def claims(cls, config: DrafterConfig) -> Claim:
+        """Say whether this is a DSpark drafter's head of type "gated"."""
+        return claims_dspark(config, "gated")
+
     @classmethod
     def from_checkpoint(
         cls,
@@ -179,11 +215,8 @@ class GatedHead(VocabularyParts):
         return draw.favour(head, partial(first_latent, head), device)
 
 
-# ---- cells -------------------------------------------------------------------------------------
-
-
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class GatedCell:
+class GatedSteps(DeviceSteps):
     """A gated head between its token and its latent.
 
     Args:
@@ -194,25 +227,22 @@ class GatedCell:
     hidden_weight: torch.Tensor
     hidden_bias: torch.Tensor
 
-    def initial_state(self, batch: int) -> HeadState:
-        """Return the state before the first step: none."""
-        return None
-
     def latent(
-        self, state: HeadState, rows: torch.Tensor, part: torch.Tensor
+        self, state: HeadState, rows: torch.Tensor, term: torch.Tensor | None
     ) -> tuple[HeadState, torch.Tensor]:
-        """R(R(sigmoid(R(part + G_e e))) e).
+        """R(R(sigmoid(R(term + G_e e))) e).
 
         Args:
             state: carried over unchanged.
-            rows: uint8 [B, 6 r], input rows of the tokens.
-            part: fp32 [B, r], the hidden part of the step.
+            rows: uint8 [B, 6 r], packed rows of the tokens.
+            term: fp32 [B, r], the hidden term of the step.
 
         Returns:
             The state and the latents, bf16 [B, r].
         """
-        rank = part.shape[1]
+        assert term is not None
+        rank = term.shape[1]
         product = rows[:, : 4 * rank].contiguous().view(torch.float32)
         row = rows[:, 4 * rank :].contiguous().view(torch.bfloat16).float()
-        gate = rounded(sigmoid(rounded(part + product)))
+        gate = rounded(sigmoid(rounded(term + product)))
         return state, (gate * row).to(torch.bfloat16)

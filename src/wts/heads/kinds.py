@@ -88,6 +88,8 @@ class HeadKind:
         states_per_word: new states that one 64-bit word says, where blocks exchange those.
         projects: whether a second matrix makes the latent of the new state; hidden terms are added
             to its product.
+        reads_target: whether its table is the embedding of the model that it drafts for, read from
+            that model's folder.
     """
 
     name: str
@@ -103,6 +105,12 @@ class HeadKind:
     sums_left: int = 0
     states_per_word: int = 1
     projects: bool = False
+    reads_target: bool = False
+
+    @property
+    def title(self) -> str:
+        """What sentences call it: a Markov head."""
+        return self.name.capitalize()
 
     @property
     def reads_hidden(self) -> bool:
@@ -213,6 +221,7 @@ KINDS: dict[str, HeadKind] = {
             sums_in_bf16=True,
             states_per_word=3,
             projects=True,
+            reads_target=True,
         ),
     )
 }

@@ -9,18 +9,30 @@ from typing import ClassVar, Self
 
 import torch
 
-from wts.heads.base import HeadState, VocabularyParts, describe_head, detach
+from wts.dtypes import WeightType
+from wts.heads.base import (
+    Claim,
+    DeviceSteps,
+    HeadState,
+    VocabularyWeights,
+    as_bytes,
+    describe_head,
+    detach,
+)
 from wts.heads.checks import check_dtype, check_matrix, check_rank, check_vocabulary
+from wts.heads.config import DrafterConfig
 from wts.heads.draft_ids import D2tReading
-from wts.heads.dspark import W1, W2, open_dspark, read_projection
+from wts.heads.dspark import W1, W2, claims_dspark, open_dspark, read_projection
+from wts.heads.latent_rows import pack_latents
 from wts.heads.random import FAVOUR, check_sizes, draw_successors
+from wts.numerics.quantise import quantise_latents
 from wts.numerics.torch_dtypes import DTYPES
 
 __all__ = ["MarkovHead"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class MarkovHead(VocabularyParts):
+class MarkovHead(VocabularyWeights):
     """The vanilla Markov head: the latent is the table row of the previous token.
 
     Weights are only read. A tensor that requires grad is detached (it shares its memory).
@@ -70,6 +82,23 @@ class MarkovHead(VocabularyParts):
             The state and the latents, [B, r] in the dtype of the table.
         """
         return state, self.rows_of(prev_token)
+
+    def packed_rows(self, rows: torch.Tensor, weights: WeightType) -> torch.Tensor:
+        """Pack table rows [n, r]: the latents themselves, quantised where weights are.
+
+        Returns:
+            uint8 [n, 2 r + 32], or [n, 2 r] with bf16 weights.
+        """
+        return as_bytes(rows) if weights == "bf16" else pack_latents(*quantise_latents(rows))
+
+    def device_steps(self, device: torch.device) -> DeviceSteps:
+        """Nothing is left to do: the row of a token is its latent."""
+        return DeviceSteps()
+
+    @classmethod
+    def claims(cls, config: DrafterConfig) -> Claim:
+        """Say whether this is a DSpark drafter's head of type "vanilla"."""
+        return claims_dspark(config, "vanilla")
 
     @classmethod
     def from_checkpoint(

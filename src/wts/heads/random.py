@@ -5,12 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import Self
+from typing import Any, Self, cast
 
 import torch
 
 from wts.errors import HeadError
-from wts.heads.base import AnyParts, with_weights
+from wts.heads.base import SomeHead, with_weights
 from wts.heads.checks import check_rank
 from wts.heads.dspark import TableWeights
 
@@ -110,12 +110,12 @@ class Draw:
 
     def favour(
         self,
-        head: AnyParts,
+        head: SomeHead,
         latent_of: Callable[[torch.Tensor], torch.Tensor],
         device: str | torch.device,
         *,
         bias: float = FAVOUR,
-    ) -> AnyParts:
+    ) -> SomeHead:
         """Give the head its projection: a bias for the successor of each token.
 
         Args:
@@ -131,9 +131,8 @@ class Draw:
         squares = own.square().sum(1, keepdim=True).clamp_min(1e-6)
         projection = self._normal(*latents.shape) / latents.square().sum(1).mean().sqrt()
         projection += own * (bias / squares)
-        return with_weights(
-            replace(head, projection=projection.bfloat16()), lambda weight: weight.to(device)
-        )
+        made: SomeHead = replace(cast("Any", head), projection=projection.bfloat16())
+        return with_weights(made, lambda weight: weight.to(device))
 
     def _normal(self, *shape: int) -> torch.Tensor:
         return torch.randn(*shape, generator=self.generator)

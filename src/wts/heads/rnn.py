@@ -9,11 +9,25 @@ from typing import ClassVar, Self
 
 import torch
 
-from wts.heads.base import HeadState, VocabularyParts, describe_head, detach, needed_hidden, product
+from wts.dtypes import WeightType
+from wts.heads.base import (
+    Claim,
+    DeviceSteps,
+    HeadState,
+    VocabularyWeights,
+    as_bytes,
+    copied,
+    describe_head,
+    detach,
+    needed_hidden,
+    product,
+)
 from wts.heads.checks import check_devices, check_joint, check_shape
+from wts.heads.config import DrafterConfig
 from wts.heads.draft_ids import D2tReading
 from wts.heads.dspark import (
     check_dspark,
+    claims_dspark,
     first_latent,
     hidden_size_of,
     open_dspark,
@@ -22,13 +36,13 @@ from wts.heads.dspark import (
 )
 from wts.heads.random import Draw
 from wts.numerics.activations import rounded, sigmoid, tanh
-from wts.numerics.lane_sums import lane_product
+from wts.numerics.lane_sums import fine_product, lane_product
 
-__all__ = ["RnnCell", "RnnHead"]
+__all__ = ["RnnHead", "RnnSteps"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RnnHead(VocabularyParts):
+class RnnHead(VocabularyWeights):
     """The RNN head of DSpark: a state of r elements, updated by each token and its hidden state.
 
     j = R(J [state; e; hidden] + b), e the table row, cut into gate, candidate and output; with
@@ -127,6 +141,27 @@ class RnnHead(VocabularyParts):
         kept, taken = rounded(gate * state.float()), rounded(rounded(1.0 - gate) * candidate)
         return (kept + taken).to(torch.bfloat16), output.tanh().to(torch.bfloat16)
 
+    def packed_rows(self, rows: torch.Tensor, weights: WeightType) -> torch.Tensor:
+        """Pack table rows, bf16 [n, r]: J_e e, fp32 [3 r].
+
+        Returns:
+            uint8 [n, 12 r].
+        """
+        return as_bytes(fine_product(self.input_weight.to(rows.device), rows))
+
+    def device_steps(self, device: torch.device) -> RnnSteps:
+        """Copy the weights that steps need on the device."""
+        return RnnSteps(
+            hidden_weight=copied(self.hidden_weight, device),
+            hidden_bias=copied(self.hidden_bias, device),
+            state_weight=copied(self.state_weight, device),
+        )
+
+    @classmethod
+    def claims(cls, config: DrafterConfig) -> Claim:
+        """Say whether this is a DSpark drafter's head of type "rnn"."""
+        return claims_dspark(config, "rnn")
+
     @classmethod
     def from_checkpoint(
         cls,
@@ -200,7 +235,7 @@ class RnnHead(VocabularyParts):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class RnnCell:
+class RnnSteps(DeviceSteps):
     """An RNN head between its token and its latent.
 
     Args:
@@ -218,22 +253,23 @@ class RnnCell:
         return self.state_weight.new_zeros(batch, self.state_weight.shape[1])
 
     def latent(
-        self, state: HeadState, rows: torch.Tensor, part: torch.Tensor
+        self, state: HeadState, rows: torch.Tensor, term: torch.Tensor | None
     ) -> tuple[HeadState, torch.Tensor]:
-        """j = R((part + J_s state) + J_e e), and the formula of the head from there.
+        """j = R((term + J_s state) + J_e e), and the formula of the head from there.
 
         The first sum needs no token: it can be made while the step before is selecting one.
 
         Args:
             state: bf16 [B, r].
-            rows: uint8 [B, 12 r], input rows of the tokens.
-            part: fp32 [B, 3 r], the hidden part of the step.
+            rows: uint8 [B, 12 r], packed rows of the tokens.
+            term: fp32 [B, 3 r], the hidden term of the step.
 
         Returns:
             The new state and the latents, both bf16 [B, r].
         """
         assert isinstance(state, torch.Tensor)
-        early = part + lane_product(self.state_weight, state)
+        assert term is not None
+        early = term + lane_product(self.state_weight, state)
         joint = rounded(early + rows.contiguous().view(torch.float32))
         gate, candidate, output = joint.chunk(3, 1)
         gate, candidate = rounded(sigmoid(gate)), rounded(tanh(candidate))

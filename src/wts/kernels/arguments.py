@@ -7,9 +7,6 @@ from typing import TypeAlias
 
 import torch
 
-from wts.heads.cells import Cell
-from wts.heads.domino import DominoCell
-from wts.heads.rnn import RnnCell
 from wts.kernels.packed import PackedHead
 from wts.kernels.workspace import Workspace
 from wts.selection.call import Call
@@ -67,20 +64,7 @@ def packed_arguments(packed: PackedHead) -> Arguments:
         "row_scale": packed.row_scale.data_ptr(),
         "table": packed.table.data_ptr(),
         "draft_to_target": _address(packed.draft_to_target),
-        **_cell_arguments(packed.cell),
-    }
-
-
-def _cell_arguments(cell: Cell | None) -> Arguments:
-    return {
-        "hidden_weight": None if cell is None else cell.hidden_weight.data_ptr(),
-        "hidden_bias": None if cell is None else _address(cell.hidden_bias),
-        "state_weight": _address(
-            cell.state_weight if isinstance(cell, RnnCell | DominoCell) else None
-        ),
-        "projector_weight": _address(
-            cell.projector_weight if isinstance(cell, DominoCell) else None
-        ),
+        **packed.steps.arguments(),
     }
 
 

@@ -10,7 +10,7 @@ import torch
 
 from wts.errors import DeviceError, WalkTimeout
 from wts.hardware.gpu import WALKED, arch_of, caution_of
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.kernels.arguments import (
     Arguments,
     call_arguments,
@@ -73,7 +73,7 @@ class LoadedKernel:
 
     def __init__(
         self,
-        head: AnyHead,
+        head: Head,
         plan: ResidencyPlan,
         device: torch.device,
         timeout_ms: int,
@@ -179,11 +179,9 @@ class LoadedKernel:
         That is one matrix product into memory of this object: bf16 factors, sums in fp32 in the
         library's order. The emulator takes the result as it is.
         """
-        cell = self.packed.cell
-        assert cell is not None
-        write_hidden_term(
-            hidden.flatten(0, 1), cell.hidden_weight, cell.hidden_bias, term.flatten(0, 1)
-        )
+        weight, bias = self.packed.steps.hidden_weight, self.packed.steps.hidden_bias
+        assert weight is not None
+        write_hidden_term(hidden.flatten(0, 1), weight, bias, term.flatten(0, 1))
 
     def read_status(self) -> list[int]:
         """Wait for the walks so far; the words of `struct Status` (csrc/status.cuh)."""

@@ -15,21 +15,18 @@ consecutive tokens: row g and row g + 8 of half h of a pair of tiles are tokens 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, fields, is_dataclass, replace
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 
-from wts.heads.base import HeadState
-from wts.heads.cells import AnyHead, Cell, cell_of, input_rows
-from wts.heads.latent_rows import pack_latents, unpack_latents
-from wts.heads.markov import MarkovHead
+from wts.heads.base import DeviceSteps, Head, HeadState
+from wts.heads.latent_rows import unpack_latents
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.kernels.resident.tiles import load_rows, store_rows
 from wts.kernels.resident.units import PAIR_ROWS, TILE_ROWS
 from wts.numerics.exact_bounds import Residuals, latent_bounds, residuals_of
-from wts.numerics.lane_sums import hidden_term
 from wts.numerics.quantise import Latents, pack_bits, quantise_latents, quantise_rows, split_rows
 from wts.selection.exact import ExactHead, exact_head
 
@@ -47,11 +44,11 @@ class PackedHead:
         tiles: uint8 [padded_vocab / 16, 16 rows' bytes], in the order of the plan's instruction.
         row_scale: fp32 [padded_vocab], 0 for padding rows. With bf16 weights int32 [padded_vocab /
             32], a bit for each row, lowest first: set where its scale is NaN, not 1.
-        table: uint8 [table_rows, ...], what a step fetches for a token. Of a Markov head: 2 r + 32
-            bytes, the quantised latent slab by slab, then the scale, or 2 r bytes, the latent in
-            bf16; of others: `input_rows`.
+        table: uint8 [table_rows, ...], what a step fetches for a token: `packed_rows` of the head.
+            Of a latent, in an exact walk, also the bounds of its step logits, behind the scale.
         draft_to_target: int32 [vocab] or None.
-        cell: the weights of a head's steps; None for a Markov head, whose latents are the table.
+        steps: the weights of a head's steps, and what is computed with them.
+        latents_are_rows: whether the table has the latents.
         hidden_inside: whether the kernel makes the hidden term.
         quantised: whether the weights are levels, and so latents are quantised.
         storage: the plan's, of the order of bytes in tiles.
@@ -62,7 +59,8 @@ class PackedHead:
     row_scale: torch.Tensor
     table: torch.Tensor
     draft_to_target: torch.Tensor | None
-    cell: Cell | None = None
+    steps: DeviceSteps = field(default_factory=DeviceSteps)
+    latents_are_rows: bool = True
     hidden_inside: bool = False
     quantised: bool = True
     storage: tuple[object, ...] = ()
@@ -74,7 +72,7 @@ class PackedHead:
         parts = [self.tiles, self.row_scale, self.table]
         parts += [] if self.draft_to_target is None else [self.draft_to_target]
         parts += [] if self.exact is None else self.exact.tensors
-        return parts + ([] if self.cell is None else _weights_of(self.cell))
+        return [*parts, *self.steps.tensors.values()]
 
     @property
     def memory_bytes(self) -> int:
@@ -87,45 +85,41 @@ class PackedHead:
         return made
 
     def hidden_term(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
-        """What the hidden states [B, K, H] of a walk add to its steps; None for a Markov head."""
-        if self.cell is None or hidden is None:
-            return None
-        weight, bias = self.cell.hidden_weight, self.cell.hidden_bias
-        return hidden_term(weight, bias, hidden, by_lanes=self.hidden_inside)
+        """What the hidden states [B, K, H] of a walk add to its steps; None where none are read."""
+        return self.steps.hidden_term(hidden, by_lanes=self.hidden_inside)
 
     def initial_state(self, batch: int) -> HeadState:
         """Return the state before the first step of `batch` requests."""
-        return None if self.cell is None else self.cell.initial_state(batch)
+        return self.steps.initial_state(batch)
 
     def latent(
-        self, state: HeadState, prev_token: torch.Tensor, part: torch.Tensor | None
+        self, state: HeadState, prev_token: torch.Tensor, term: torch.Tensor | None
     ) -> tuple[HeadState, Latents | None]:
         """The latent function as the device has it.
 
         Args:
             state: of the step before.
             prev_token: int64 [B], inside the table.
-            part: fp32 [B, P], the hidden term of the step; None for a Markov head.
+            term: fp32 [B, P], the hidden term of the step; None where there is none.
 
         Returns:
             The new state and the latents, quantised or bf16 [B, r]; None at a step without.
         """
-        if self.cell is None:
+        if self.latents_are_rows:
             rows = self.table[prev_token]
             return state, unpack_latents(rows) if self.quantised else rows.view(torch.bfloat16)
-        state, latent = self.exact_latent(state, prev_token, part)
+        state, latent = self.exact_latent(state, prev_token, term)
         return state, quantise_latents(latent) if self.quantised and latent is not None else latent
 
     def exact_latent(
-        self, state: HeadState, prev_token: torch.Tensor, part: torch.Tensor | None
+        self, state: HeadState, prev_token: torch.Tensor, term: torch.Tensor | None
     ) -> tuple[HeadState, torch.Tensor | None]:
-        """The same before it is quantised, bf16 [B, r]; of a Markov head where a walk is exact."""
-        if self.cell is None:
+        """The same before it is quantised, bf16 [B, r]; of a row where a walk is exact."""
+        if self.latents_are_rows:
             assert self.exact is not None
             assert self.exact.table is not None
             return state, self.exact.table[prev_token]
-        assert part is not None
-        return self.cell.latent(state, self.table[prev_token], part)
+        return self.steps.latent(state, self.table[prev_token], term)
 
 
 def _copied(parts: Any, device: torch.device) -> Any:
@@ -138,10 +132,6 @@ def _copied(parts: Any, device: torch.device) -> Any:
     return type(parts)(**copies)
 
 
-def _weights_of(cell: Cell) -> list[torch.Tensor]:
-    return [getattr(cell, field.name) for field in fields(cell)]
-
-
 # ---- a whole head ------------------------------------------------------------------------------
 
 
@@ -151,7 +141,7 @@ def packed_bytes(packs: Iterable[PackedHead]) -> int:
 
 
 def pack_head(
-    head: AnyHead,
+    head: Head,
     plan: ResidencyPlan,
     device: torch.device,
     into: PackedHead | None = None,
@@ -189,25 +179,24 @@ def pack_head(
         levels, scale = load_rows(packed.tiles, plan)[: plan.vocab], packed.row_scale[: plan.vocab]
         exact = exact_head(head, scale, levels)
         packed = replace(packed, exact=exact)
-        if isinstance(head, MarkovHead):
+        if head.latents_are_rows:
             weight = exact.projection[: plan.vocab]
             residuals = residuals_of(weight, scale, levels, head.table_rows)
-    at_once = CHUNK_ROWS if isinstance(head, MarkovHead) else _INPUT_ROWS
+    at_once = CHUNK_ROWS if head.latents_are_rows else _INPUT_ROWS
     for first, rows in _chunks(head.table, device, at_once):
-        fetched = _fetched_rows(head, rows, packed.exact, residuals, quantised=plan.quantised)
+        fetched = head.packed_rows(rows, plan.weights)
+        if packed.exact is not None and head.latents_are_rows:
+            _add_bounds(fetched, rows, packed.exact, residuals)
         packed.table[first : first + len(rows)] = fetched
     if head.draft_to_target is not None and packed.draft_to_target is not None:
         packed.draft_to_target.copy_(head.draft_to_target[: plan.vocab])
-    if into is not None and into.cell is not None and not isinstance(head, MarkovHead):
-        for old, new in zip(
-            _weights_of(into.cell), _weights_of(cell_of(head, device)), strict=True
-        ):
-            old.copy_(new)
+    if into is not None:
+        into.steps.refresh(head.device_steps(device))
     return packed
 
 
 def _pack_projection(
-    head: AnyHead, plan: ResidencyPlan, packed: PackedHead, device: torch.device
+    head: Head, plan: ResidencyPlan, packed: PackedHead, device: torch.device
 ) -> None:
     for first, rows in _chunks(head.projection[: plan.vocab], device):
         padding = -len(rows) % PAIR_ROWS
@@ -222,9 +211,9 @@ def _pack_projection(
 
 
 def _room_for(
-    head: AnyHead, plan: ResidencyPlan, device: torch.device, share_with: Sequence[PackedHead]
+    head: Head, plan: ResidencyPlan, device: torch.device, share_with: Sequence[PackedHead]
 ) -> PackedHead:
-    """The memory of a packed head; the weights of its cell are in it already."""
+    """The memory of a packed head; the weights of its steps are in it already."""
     storage, inside = plan.storage, plan.hidden_inside
     for other in share_with:
         if other.storage == storage:
@@ -245,34 +234,30 @@ def _room_for(
         draft_to_target=None
         if head.draft_to_target is None
         else torch.empty(plan.vocab, dtype=torch.int32, device=device),
-        cell=None if isinstance(head, MarkovHead) else cell_of(head, device),
+        steps=head.device_steps(device),
+        latents_are_rows=head.latents_are_rows,
         hidden_inside=inside,
         quantised=plan.quantised,
         storage=storage,
     )
 
 
-def _fetched_rows(
-    head: AnyHead,
-    rows: torch.Tensor,
-    exact: ExactHead | None,
-    residuals: Residuals | None,
-    *,
-    quantised: bool,
-) -> torch.Tensor:
-    """What a step fetches for tokens, uint8 [n, ...], from their table rows."""
-    if not isinstance(head, MarkovHead):
-        return input_rows(head, rows)
-    if not quantised:
-        return rows.contiguous().view(torch.uint8)
-    high, low, scale = quantise_latents(rows)
-    packed = pack_latents(high, low, scale)
-    if exact is not None:
-        levels = 256 * high.int() + low.int()
-        bounds = latent_bounds(rows, levels, scale, exact.screen, residuals)
-        first = 2 * rows.shape[1] + 4
-        packed[:, first : first + 8] = torch.stack(bounds, 1).view(torch.uint8)
-    return packed
+def _add_bounds(
+    packed: torch.Tensor, rows: torch.Tensor, exact: ExactHead, residuals: Residuals | None
+) -> None:
+    """Write bounds of what quantising changes behind the scales of packed latents [n, 2 r + 32].
+
+    Args:
+        packed: the latents, in place.
+        rows: the same before they were packed, [n, r].
+        exact: the unquantised weights.
+        residuals: of the quantised rows of the projection.
+    """
+    high, low, scale = unpack_latents(packed)
+    levels = 256 * high.int() + low.int()
+    bounds = latent_bounds(rows, levels, scale, exact.screen, residuals)
+    first = 2 * rows.shape[1] + 4
+    packed[:, first : first + 8] = torch.stack(bounds, 1).view(torch.uint8)
 
 
 def _chunks(

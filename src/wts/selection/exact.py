@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import torch
 
 from wts.errors import HeadError, describe
-from wts.heads.cells import AnyHead
-from wts.heads.markov import MarkovHead
+from wts.heads.base import Head
 from wts.numerics.exact_bounds import Screen, screen_of
 from wts.numerics.limits import EXACT_SOURCE_WORDS
 
@@ -21,7 +20,7 @@ class ExactHead:
 
     Args:
         projection: bf16 [vocab or more, r], W.
-        table: bf16 [table_rows, r], the latents of a Markov head; None for others.
+        table: bf16 [table_rows, r], the latents of a head whose rows they are; None for others.
         screen: the numbers that bounds are made of.
         copies: those of the two that had to be copied, since the head's cannot be read where they
             lie.
@@ -55,7 +54,7 @@ class ExactHead:
         return sum(tensor.nbytes for tensor in self.tensors)
 
 
-def check_exact_weights(head: AnyHead) -> None:
+def check_exact_weights(head: Head) -> None:
     """Refuse what exact logits cannot be computed of.
 
     Raises:
@@ -70,7 +69,7 @@ def check_exact_weights(head: AnyHead) -> None:
         )
 
 
-def exact_head(head: AnyHead, row_scale: torch.Tensor, levels: torch.Tensor) -> ExactHead:
+def exact_head(head: Head, row_scale: torch.Tensor, levels: torch.Tensor) -> ExactHead:
     """Take the unquantised weights where they are, or a copy where they cannot be read there.
 
     Args:
@@ -83,7 +82,7 @@ def exact_head(head: AnyHead, row_scale: torch.Tensor, levels: torch.Tensor) -> 
     """
     check_exact_weights(head)
     device = row_scale.device
-    own = [head.projection] + ([head.table] if isinstance(head, MarkovHead) else [])
+    own = [head.projection] + ([head.table] if head.latents_are_rows else [])
     there = [readable(weight, device) for weight in own]
     return ExactHead(
         projection=there[0],

@@ -9,8 +9,7 @@ from typing import Literal, Protocol, TypeAlias, runtime_checkable
 import torch
 
 from wts.errors import InputError, PlanError
-from wts.heads.base import weights_of, with_weights
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head, weights_of, with_weights
 from wts.kernels.launch import LoadedKernel, check_each
 from wts.kernels.packed import PackedHead, pack_head
 from wts.kernels.resident.args import Turn
@@ -93,7 +92,7 @@ class Backend(Protocol):
             InputError: there are no packed weights, so that nothing was added.
         """
 
-    def refresh(self, head: AnyHead, share_with: Sequence[PackedHead]) -> None:
+    def refresh(self, head: Head, share_with: Sequence[PackedHead]) -> None:
         """Take changed weights, but what has been packed of them in `share_with` already."""
 
     def check(self) -> None:
@@ -139,7 +138,7 @@ class DeviceBackend:
     @classmethod
     def load(
         cls,
-        head: AnyHead,
+        head: Head,
         plan: ResidencyPlan,
         device: torch.device,
         timeout_ms: int,
@@ -201,7 +200,7 @@ class DeviceBackend:
         """What the kernel of `plan` was given, or made itself: copied to the CPU."""
         return self._kernel.hidden_term(batch, steps).cpu()
 
-    def refresh(self, head: AnyHead, share_with: Sequence[PackedHead]) -> None:
+    def refresh(self, head: Head, share_with: Sequence[PackedHead]) -> None:
         """Pack changed weights in place, on the current stream."""
         packed = list(share_with)
         for kernel in self.kernels:
@@ -243,7 +242,7 @@ class EmulatorBackend:
 
     @classmethod
     def pack(
-        cls, head: AnyHead, plan: ResidencyPlan, share_with: Sequence[PackedHead]
+        cls, head: Head, plan: ResidencyPlan, share_with: Sequence[PackedHead]
     ) -> EmulatorBackend:
         """Pack a head for a plan, on the CPU."""
         packed = pack_head(head, plan, torch.device("cpu"), share_with=share_with)
@@ -280,7 +279,7 @@ class EmulatorBackend:
         assert self._term.shape[:2] == (batch, steps)
         return self._term
 
-    def refresh(self, head: AnyHead, share_with: Sequence[PackedHead]) -> None:
+    def refresh(self, head: Head, share_with: Sequence[PackedHead]) -> None:
         """Pack changed weights in place."""
         plan, packed = self._emulator.plan, self._emulator.packed
         fresh = pack_head(head, plan, torch.device("cpu"), into=packed, share_with=share_with)
@@ -308,7 +307,7 @@ class ReferenceBackend:
     kernels: Sequence[LoadedKernel] = ()
     packs: list[PackedHead]
 
-    def __init__(self, head: AnyHead, plan: ResidencyPlan) -> None:
+    def __init__(self, head: Head, plan: ResidencyPlan) -> None:
         self.plan = plan
         self.packs = []
         self._head = with_weights(head, torch.clone)
@@ -345,7 +344,7 @@ class ReferenceBackend:
             fix="ask one with backend='emulator' or 'device'",
         )
 
-    def refresh(self, head: AnyHead, share_with: Sequence[PackedHead]) -> None:
+    def refresh(self, head: Head, share_with: Sequence[PackedHead]) -> None:
         """Copy changed weights."""
         self._head = with_weights(head, torch.clone)
 

@@ -90,12 +90,13 @@ class Emulator:
             Tokens int64 [B, K] (target ids), and how many anchors lay outside the table.
         """
         plan = self.plan
-        if (hidden_term is None) != (self.packed.cell is None):
+        reads_hidden = self.packed.steps.reads_hidden
+        if (hidden_term is not None) != reads_hidden:
             raise InputError.mismatch(
                 "hidden_term",
-                wanted="None" if self.packed.cell is None else "what packed.hidden_term gives",
+                wanted="what packed.hidden_term gives" if reads_hidden else "None",
                 found=type(hidden_term).__name__,
-                fix="leave it out" if self.packed.cell is None else "pass it",
+                fix="pass it" if reads_hidden else "leave it out",
             )
         rows = load_rows(self.packed.tiles, plan)
         levels = rows.float() if plan.quantised else rows  # integers up to 127: exact

@@ -8,7 +8,7 @@ from pathlib import Path
 import torch
 
 from wts.errors import InputError, describe
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.numerics.torch_dtypes import DTYPES
 
 __all__ = ["Inputs", "draw_inputs", "read_inputs"]
@@ -35,7 +35,7 @@ class Inputs:
 
 
 def draw_inputs(
-    head: AnyHead, *, requests: int, steps: int, seed: int, deviation: float = 1.0
+    head: Head, *, requests: int, steps: int, seed: int, deviation: float = 1.0
 ) -> Inputs:
     """Draw inputs: normal base logits and hidden states, any anchors.
 
@@ -63,7 +63,7 @@ def draw_inputs(
     )
 
 
-def read_inputs(path: Path, head: AnyHead) -> Inputs:
+def read_inputs(path: Path, head: Head) -> Inputs:
     """Read recorded inputs of a head.
 
     Args:

@@ -18,7 +18,6 @@ from wts.selection.token_race import sampled_scores
 
 if TYPE_CHECKING:
     from wts.heads.base import Head
-    from wts.heads.markov import MarkovHead
 
 __all__ = ["exact_walk", "reference_walk"]
 
@@ -72,14 +71,15 @@ def reference_walk(
     return torch.stack(tokens, 1)
 
 
-def exact_walk(head: MarkovHead, base_logits: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
+def exact_walk(head: Head, base_logits: torch.Tensor, anchor: torch.Tensor) -> torch.Tensor:
     """Draft a block greedily with every sum in its fixed order: what an exact walk computes.
 
     The formula of `reference_walk` for a head in bf16, but for the order of the fp32 sums, so that
     tokens are the same everywhere.
 
     Args:
-        head: a Markov head in bf16 (the latents of others are made by their device steps).
+        head: one in bf16 whose latents are rows of its table (those of others are made by their
+            device steps).
         base_logits: bf16 [B, K, V].
         anchor: int64 [B], the token before the first step.
 
@@ -88,7 +88,7 @@ def exact_walk(head: MarkovHead, base_logits: torch.Tensor, anchor: torch.Tensor
     """
     tokens, prev = [], anchor
     for step in range(base_logits.shape[1]):
-        _, latent = head.latent(None, prev)
+        _, latent = head.latent(None, prev, None)
         base = base_logits[:, step, : head.vocab]
         chosen = select_greedy(exact_logits(head.projection[: head.vocab], base, latent))
         prev = chosen if head.draft_to_target is None else head.draft_to_target[chosen]

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 
 from wts.errors import InputError
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.heads.load import read_head
 from wts.walk.recorded import Inputs, read_inputs
 
@@ -34,7 +34,7 @@ class Sample:
         texts: the text of each target token; None where they are not there.
     """
 
-    head: AnyHead
+    head: Head
     inputs: Inputs
     texts: tuple[str, ...] | None
 

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-from typing import get_args
-
 import torch
 
 from wts.errors import HeadError, InputError, PlanError, describe
-from wts.heads.base import weights_of
-from wts.heads.cells import AnyHead
-from wts.heads.markov import MarkovHead
+from wts.heads.base import Head, weights_of
+from wts.heads.load import head_classes
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import DTYPE_OF
@@ -235,9 +232,9 @@ def _check_tensor(name: str, value: object) -> None:
         )
 
 
-def check_kind(head: AnyHead, first: AnyHead) -> None:
+def check_kind(head: Head, first: Head) -> None:
     """Refuse (HeadError) another kind of head than the first one."""
-    if isinstance(head, get_args(AnyHead)) and type(head) is not type(first):
+    if isinstance(head, head_classes()) and type(head) is not type(first):
         raise HeadError.mismatch(
             "head",
             wanted=f"a {type(first).__name__}, as this Walker was made with",
@@ -246,10 +243,10 @@ def check_kind(head: AnyHead, first: AnyHead) -> None:
         )
 
 
-def check_shapes(head: AnyHead, first: AnyHead) -> None:
+def check_shapes(head: Head, first: Head) -> None:
     """Refuse (PlanError) weights of other shapes than the first head's."""
-    if isinstance(head, MarkovHead):
-        return  # whose plan names every size
+    if head.latents_are_rows:
+        return  # of which the plan names every size
     for (name, weight), kept in zip(
         weights_of(head).items(), weights_of(first).values(), strict=True
     ):
@@ -262,10 +259,11 @@ def check_shapes(head: AnyHead, first: AnyHead) -> None:
             )
 
 
-def check_plan(head: AnyHead, plan: ResidencyPlan) -> None:
+def check_plan(head: Head, plan: ResidencyPlan) -> None:
     """Refuse what is no head (HeadError), or a plan made for another one (PlanError)."""
-    if not isinstance(head, get_args(AnyHead)):
-        names = [kind.__name__ for kind in get_args(AnyHead)]
+    classes = head_classes()
+    if not isinstance(head, classes):
+        names = [kind.__name__ for kind in classes]
         raise HeadError.mismatch(
             "head",
             wanted=f"a {', '.join(names[:-1])} or {names[-1]}",

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 
 from wts.errors import CompileError, DeviceError, InputError
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.kernels.driver import cuda_device
 from wts.kernels.launch import LoadedKernel
 from wts.kernels.packed import PackedHead, packed_bytes
@@ -86,7 +86,7 @@ class Walker:
         CompileError: no compiler, or a kernel that does not come out as planned.
     """
 
-    head: AnyHead
+    head: Head
     """The head whose weights are walked."""
 
     shares: bool
@@ -97,7 +97,7 @@ class Walker:
 
     def __init__(
         self,
-        head: AnyHead,
+        head: Head,
         plan: ResidencyPlan,
         *,
         backend: Backend | BackendName | Literal["auto"] = "auto",
@@ -236,7 +236,7 @@ class Walker:
         last_batch, last_steps = self._last
         return self._on.hidden_term(batch or last_batch, steps or last_steps)
 
-    def refresh(self, head: AnyHead) -> None:
+    def refresh(self, head: Head) -> None:
         """Take changed weights; captured graphs serve them from their next replay on.
 
         On the device they are packed in place, on the current stream: call this on the stream of
@@ -260,7 +260,7 @@ class Walker:
         self.check_refresh(head)
         self.take(head)
 
-    def check_refresh(self, head: AnyHead) -> None:
+    def check_refresh(self, head: Head) -> None:
         """Refuse weights that this Walker cannot take, before anything of it is packed.
 
         Raises:
@@ -270,7 +270,7 @@ class Walker:
         check_plan(head, self.plan)
         check_shapes(head, self.head)
 
-    def take(self, head: AnyHead, share_with: Sequence[Walker] = ()) -> None:
+    def take(self, head: Head, share_with: Sequence[Walker] = ()) -> None:
         """Take changed weights that `check_refresh` has let pass.
 
         Args:
@@ -336,7 +336,7 @@ class Walker:
 
 
 def _make_backend(
-    head: AnyHead,
+    head: Head,
     plan: ResidencyPlan,
     name: BackendName | Literal["auto"],
     device: str | torch.device | None,
@@ -379,7 +379,7 @@ def _warn_of_slow(plan: ResidencyPlan) -> None:
         )
 
 
-def _check_sharing(head: AnyHead, sharing: Sequence[Walker]) -> None:
+def _check_sharing(head: Head, sharing: Sequence[Walker]) -> None:
     for other in sharing:
         if not isinstance(other, Walker) or other.head is not head:
             raise InputError.mismatch(

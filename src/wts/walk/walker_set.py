@@ -13,7 +13,7 @@ from functools import partial
 from wts.dtypes import NumberType, WeightType
 from wts.errors import CompileError, InputError, PlanError
 from wts.hardware.gpu import GpuSpec
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.kernels.launch import check_each
 from wts.kernels.packed import packed_bytes
 from wts.kernels.planner import plan_residency
@@ -49,7 +49,7 @@ class WalkerSet:
 
     def __init__(
         self,
-        head: AnyHead,
+        head: Head,
         gpu: GpuSpec | str,
         *,
         batches: Sequence[int],
@@ -118,7 +118,7 @@ class WalkerSet:
         packs = [one for walker in self._walkers for one in walker.packs]
         return packed_bytes(packs) + sum(walker.workspace_bytes for walker in self._walkers)
 
-    def refresh(self, head: AnyHead) -> None:
+    def refresh(self, head: Head) -> None:
         """Take changed weights in place, each packed once; see `Walker.refresh`."""
         for walker in self._walkers:  # so that all or none have them
             walker.check_refresh(head)

@@ -8,7 +8,7 @@ import torch
 from torch.nn import functional
 
 from wts.errors import InputError, describe
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 
 __all__ = ["WalkInputs", "lm_head_product"]
 
@@ -32,7 +32,7 @@ class WalkInputs:
         InputError: shapes that do not fit each other, or an anchor outside the table.
     """
 
-    head: AnyHead
+    head: Head
     base_logits: torch.Tensor
     anchor: torch.Tensor
     hidden: torch.Tensor | None = None

@@ -8,7 +8,7 @@ from wts.bench import gate
 from wts.bench.baselines.inputs import WalkInputs
 from wts.bench.gate import NOISE_KEY, Drawn
 from wts.bench.head.cases import HeadCase
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 
 __all__ = ["Material"]
 
@@ -26,10 +26,10 @@ class Material:
         self._device = device
         self._seed = seed
         self._key: tuple[object, ...] | None = None
-        self._head: AnyHead | None = None
+        self._head: Head | None = None
         self._lm_head: torch.Tensor | None = None
 
-    def head(self, case: HeadCase) -> AnyHead:
+    def head(self, case: HeadCase) -> Head:
         """The head of a case: the one before, if it is the same."""
         key = (case.head, case.hidden_size, case.state_size, case.vocab, case.rank)
         if self._head is None or self._key != key:

@@ -14,8 +14,7 @@ from wts.bench.gate import Twin, Walk
 from wts.bench.head.cases import HeadCase
 from wts.bench.head.material import Material
 from wts.dtypes import WeightType
-from wts.heads.cells import AnyHead
-from wts.heads.markov import MarkovHead
+from wts.heads.base import Head, with_weights
 from wts.kernels.planner import plan_residency
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.kernels.resident.variants import streaming_plan
@@ -30,7 +29,7 @@ class Ours:
     """A walk of our own: of the head, or of its probe."""
 
     walker: Walker
-    head: AnyHead
+    head: Head
 
     @property
     def walk(self) -> Walk:
@@ -57,7 +56,7 @@ class Walks:
         self._material = material
         self.weights = weights
         self._whole = whole
-        self._emulated: AnyHead | None = None
+        self._emulated: Head | None = None
         self._emulators: dict[tuple[str, bool], tuple[Twin, int, int]] = {}
 
     def make(self, case: HeadCase, path: str, say: Callable[[str], None]) -> Ours:
@@ -80,7 +79,7 @@ class Walks:
         say(f"{num_tokens} tokens of {path} {equal}")
         return made
 
-    def plan(self, case: HeadCase, head: AnyHead, *, exact: bool = False) -> ResidencyPlan:
+    def plan(self, case: HeadCase, head: Head, *, exact: bool = False) -> ResidencyPlan:
         """The plan of a case on this machine."""
         return plan_residency(
             head,
@@ -123,8 +122,8 @@ class Walks:
         """The emulator of this head that was built last, if its plan is large enough.
 
         Tokens do not depend on the plan, so one of a larger batch serves; that saves packing the
-        weights again on the CPU while the GPU waits. Of a Markov head it packs the weights itself;
-        input rows of other heads, which take the CPU minutes, are the device's.
+        weights again on the CPU while the GPU waits. Latents that are rows it packs itself; input
+        rows of other heads, which take the CPU minutes, are the device's.
         """
         if self._emulated is not self._material.head(case):
             self._emulators.clear()
@@ -134,8 +133,8 @@ class Walks:
         if kept is not None and kept[1] >= case.batch and kept[2] >= case.max_steps:
             return kept[0]
         emulator: Twin
-        if ours.head.kind == "markov":
-            on_cpu = MarkovHead(table=ours.head.table.cpu(), projection=ours.head.projection.cpu())
+        if ours.head.latents_are_rows:
+            on_cpu = with_weights(ours.head, lambda weight: weight.cpu())
             emulator = cast("Twin", Walker(on_cpu, ours.plan, backend="emulator"))
         else:
             emulator = ours.walker.twin()
@@ -143,7 +142,7 @@ class Walks:
         return emulator
 
 
-def inputs_of(path: str, inputs: WalkInputs, head: AnyHead) -> WalkInputs:
+def inputs_of(path: str, inputs: WalkInputs, head: Head) -> WalkInputs:
     """The inputs of a walk of our own, of this head: the probe reads no hidden states."""
     return inputs if path != "probe" else replace(inputs, head=head, hidden=None, lm_head=None)
 

@@ -16,7 +16,7 @@ from wts.bench.head.cases import HeadCase
 from wts.bench.head.ours import Ours, walker_call
 from wts.bench.head.session import HeadBench
 from wts.bench.record import Environment
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.kernels.launch import LoadedKernel
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.kernels.resident.variants import with_register_fragments
@@ -39,7 +39,7 @@ class Placed:
     timing: Timing
 
 
-def placed_walker(head: AnyHead, plan: ResidencyPlan) -> tuple[Walker, int]:
+def placed_walker(head: Head, plan: ResidencyPlan) -> tuple[Walker, int]:
     """A device Walker of exactly this plan, and the bytes that its kernel spills."""
     device = torch.device("cuda", torch.cuda.current_device())
     kernel = LoadedKernel(head, plan, device, _TIMEOUT_MS, spills=True)

@@ -13,8 +13,7 @@ from wts.dtypes import NumberType
 from wts.engines.common.reasons import Reason, why_not_gpu, why_not_memory, why_step_wise
 from wts.errors import DeviceError, WalkError
 from wts.hardware.gpu import GpuSpec
-from wts.heads.base import weights_of
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head, weights_of
 from wts.kernels.packed import CHUNK_ROWS
 from wts.kernels.planner import MAX_BATCH, MAX_STEPS, plan_residency
 from wts.kernels.resident.plan import ResidencyPlan
@@ -65,7 +64,7 @@ class Walks:
         built_s: how long it took.
     """
 
-    head: AnyHead
+    head: Head
     walkers: WalkerSet
     buckets: tuple[Bucket, ...]
     steps: int
@@ -86,7 +85,7 @@ class Walks:
 
 
 def build_walks(
-    head: AnyHead,
+    head: Head,
     gpu: GpuSpec,
     *,
     most_requests: int,
@@ -127,7 +126,7 @@ def _reason_of(error: Exception) -> Reason:
 
 
 def _build(
-    head: AnyHead,
+    head: Head,
     gpu: GpuSpec,
     most_requests: int,
     steps: int,
@@ -191,7 +190,7 @@ def _build(
 
 
 def _bucket(
-    head: AnyHead, gpu: GpuSpec, batch: int, steps: int, base_type: NumberType, sampled: bool
+    head: Head, gpu: GpuSpec, batch: int, steps: int, base_type: NumberType, sampled: bool
 ) -> tuple[Bucket, ResidencyPlan | None]:
     """What a batch does, and its plan; no plan where none can be made."""
     try:
@@ -235,7 +234,7 @@ def _try_once(walker: Walker) -> None:
         )
 
 
-def held_bytes(head: AnyHead, plans: Sequence[ResidencyPlan]) -> int:
+def held_bytes(head: Head, plans: Sequence[ResidencyPlan]) -> int:
     """Bytes that walks under these plans will hold, before any is allocated.
 
     The table is packed once, the projection once for each order of its bytes, and each plan has a
@@ -257,7 +256,7 @@ def held_bytes(head: AnyHead, plans: Sequence[ResidencyPlan]) -> int:
     return total
 
 
-def packing_bytes(head: AnyHead) -> int:
+def packing_bytes(head: Head) -> int:
     """Bytes that packing takes for a moment beside them."""
     widest = max(head.rank, head.table.shape[1] // 4)
     return _COPIES * 4 * CHUNK_ROWS * (widest + _ROW_NUMBERS)

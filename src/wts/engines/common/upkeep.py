@@ -17,7 +17,7 @@ import torch
 
 from wts.engines.common.reasons import Agree, Reason
 from wts.errors import HeadError, WalkError, WalkTimeout
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.walk.walker_set import WalkerSet
 
 __all__ = [
@@ -84,7 +84,7 @@ class Upkeep:
     """
 
     walkers: WalkerSet
-    adopt: Callable[[], AnyHead | Reason]
+    adopt: Callable[[], Head | Reason]
     ranks: int
     clock: Callable[[], float] = time.monotonic
     agree: Agree = _alone

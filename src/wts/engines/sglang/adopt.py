@@ -12,8 +12,7 @@ import torch
 
 from wts.engines.common.reasons import Reason
 from wts.errors import WalkError, describe
-from wts.heads.base import HeadState, product
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head, HeadState, product
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
@@ -31,7 +30,7 @@ _TRIED_ROWS = 256
 _MOST_DIFFERENCE = 0.02
 
 
-def adopt_dspark(module: Any) -> AnyHead | Reason:
+def adopt_dspark(module: Any) -> Head | Reason:
     """Make a head of a DSpark draft model's `markov_head`; its weights are shared, not copied.
 
     Args:
@@ -131,7 +130,7 @@ def adopt_domino(
         return Reason(kind="head", text=str(error))
 
 
-def behaves(module: Any, head: AnyHead) -> Reason | None:
+def behaves(module: Any, head: Head) -> Reason | None:
     """Try a DSpark module on a few tokens: its bias has to be what the head's formula gives.
 
     Args:

@@ -21,7 +21,7 @@ from wts.engines.common.reasons import Agree, Reason
 from wts.engines.sglang.adopt import adopt_dspark, behaves
 from wts.errors import describe
 from wts.hardware.gpu import GpuSpec
-from wts.heads.cells import AnyHead
+from wts.heads.base import Head
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import NUMBER_TYPE_OF
 from wts.walk.backends import BackendName
@@ -52,7 +52,7 @@ class Factory:
     """
 
     model: Any
-    head: AnyHead
+    head: Head
     gpu: GpuSpec
     backend: BackendName
     agree: Agree
@@ -220,7 +220,7 @@ def _step(
     return step
 
 
-def base_type_of(model: Any, head: AnyHead, steps: int) -> NumberType | Reason:
+def base_type_of(model: Any, head: Head, steps: int) -> NumberType | Reason:
     """Make the base logits of one block of zeros, as the warm-up will, and see what they are.
 
     Args:
@@ -286,7 +286,7 @@ def _why_not_logits(walks: Walks, step_logits: torch.Tensor | None) -> Reason | 
     return None
 
 
-def _adopted(model: Any) -> AnyHead | Reason:
+def _adopted(model: Any) -> Head | Reason:
     try:
         head = adopt_dspark(model.markov_head)
         reason = head if isinstance(head, Reason) else behaves(model.markov_head, head)

@@ -241,7 +241,7 @@ class ResidencyPlan:
         """Bytes that a token fetches.
 
         Of a Markov head a packed latent: two int8 planes, the scale, padding to a sector; with bf16
-        weights the latent itself. Of others their input rows (`wts.heads.cells.input_rows`).
+        weights the latent itself. Of others their input rows (`packed_rows` of a head).
         """
         return {
             "markov": 2 * self.rank + (32 if self.quantised else 0),
