@@ -47,6 +47,9 @@ class WalkerSet:
         WalkError: what planning or a Walker raises.
     """
 
+    walkers: tuple[Walker, ...]
+    """Its Walkers, by rising batch."""
+
     def __init__(
         self,
         head: Head,
@@ -65,7 +68,7 @@ class WalkerSet:
             raise InputError.mismatch(
                 "batches", wanted="at least one", found="none", fix="name the batches to walk"
             )
-        self._walkers: list[Walker] = []
+        walkers: list[Walker] = []
         plan_of = partial(
             plan_residency,
             head,
@@ -78,13 +81,14 @@ class WalkerSet:
         for batch in sorted(set(batches)):
             plan = plan_of(batch=batch, sampled=sampled)
             walker_of = partial(
-                Walker, head, plan, backend=backend, timeout_ms=timeout_ms, sharing=self._walkers
+                Walker, head, plan, backend=backend, timeout_ms=timeout_ms, sharing=walkers
             )
-            self._walkers.append(
+            walkers.append(
                 _with_greedy_plan(walker_of, partial(plan_of, batch=batch))
                 if sampled
                 else walker_of()
             )
+        self.walkers = tuple(walkers)
 
     def for_batch(self, batch: int) -> Walker:
         """The Walker of the smallest plan that takes `batch` requests.
@@ -92,12 +96,12 @@ class WalkerSet:
         Raises:
             InputError: more requests than any plan takes.
         """
-        for walker in self._walkers:
+        for walker in self.walkers:
             if walker.plan.batch >= batch:
                 return walker
         raise InputError.mismatch(
             "batch",
-            wanted=f"at most {self._walkers[-1].plan.batch}, as planned",
+            wanted=f"at most {self.walkers[-1].plan.batch}, as planned",
             found=batch,
             fix="name a larger batch when the set is made",
         )
@@ -105,32 +109,32 @@ class WalkerSet:
     @property
     def plans(self) -> tuple[ResidencyPlan, ...]:
         """The plans, by rising batch."""
-        return tuple(walker.plan for walker in self._walkers)
+        return tuple(walker.plan for walker in self.walkers)
 
     @property
     def greedy_beside(self) -> bool:
         """Whether batches without a sampled row walk under greedy plans."""
-        return any(walker.greedy_plan is not None for walker in self._walkers)
+        return any(walker.greedy_plan is not None for walker in self.walkers)
 
     @property
     def memory_bytes(self) -> int:
         """Bytes held beyond the head; what several Walkers share counts once."""
-        packs = [one for walker in self._walkers for one in walker.packs]
-        return packed_bytes(packs) + sum(walker.workspace_bytes for walker in self._walkers)
+        packs = [one for walker in self.walkers for one in walker.packs]
+        return packed_bytes(packs) + sum(walker.workspace_bytes for walker in self.walkers)
 
     def refresh(self, head: Head) -> None:
         """Take changed weights in place, each packed once; see `Walker.refresh`."""
-        for walker in self._walkers:  # so that all or none have them
+        for walker in self.walkers:  # so that all or none have them
             walker.check_refresh(head)
-        for number, walker in enumerate(self._walkers):
-            walker.take(head, self._walkers[:number])
+        for number, walker in enumerate(self.walkers):
+            walker.take(head, self.walkers[:number])
 
     def check(self) -> None:
         """Wait for all walks so far and raise if one was given up; see `Walker.check`.
 
         Each Walker is asked, so that each that gave up is cleared; the first error is raised.
         """
-        check_each(self._walkers)
+        check_each(self.walkers)
 
 
 def _with_greedy_plan(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -57,17 +58,17 @@ def test_every_batch_has_the_tokens_of_a_walker_of_its_own(head: Any) -> None:
 def test_refreshed_weights_are_walked_at_every_batch(head: Any) -> None:
     walkers = set_of(head, (1, 4, 8))
     before = [check(walkers, head, batch, 3) for batch in (1, 4, 8)]
-    tensors = [id(tensor) for walker in walkers._walkers for tensor in walker.packed.tensors]  # type: ignore[union-attr]
+    tensors = [id(tensor) for walker in walkers.walkers for tensor in walker.packed.tensors]  # type: ignore[union-attr]
     other = markov(seed=2) if isinstance(head, MarkovHead) else recurrent_head(type(head), seed=99)
     walkers.refresh(other)
     after = [check(walkers, other, batch, 3) for batch in (1, 4, 8)]
     assert not any(torch.equal(old, new) for old, new in zip(before, after, strict=True))
-    assert tensors == [id(t) for walker in walkers._walkers for t in walker.packed.tensors]  # type: ignore[union-attr]
+    assert tensors == [id(t) for walker in walkers.walkers for t in walker.packed.tensors]  # type: ignore[union-attr]
 
 
 def test_the_table_is_packed_once_and_the_projection_once_for_each_order() -> None:
     walkers = set_of(markov())
-    packed = [walker.packed for walker in walkers._walkers]
+    packed = [walker.packed for walker in walkers.walkers]
     assert all(one is not None and one.table is packed[0].table for one in packed)  # type: ignore[union-attr]
     orders = {plan.storage for plan in walkers.plans}
     assert len(orders) == 2  # of lone warps and of warpgroups
@@ -103,29 +104,29 @@ def every_kind_of_walk(head: MarkovHead) -> list[Walker]:
     return walkers
 
 
-def held(walkers: list[Walker]) -> list[torch.Tensor]:
+def held(walkers: Sequence[Walker]) -> list[torch.Tensor]:
     return [t for walker in walkers for t in walker.packed.tensors]  # type: ignore[union-attr]
 
 
 def test_walkers_of_every_kind_share_only_what_is_the_same() -> None:
     head, other = markov(), markov(seed=2)
     mixed = set_of(head, (1,))
-    mixed._walkers = every_kind_of_walk(head)
+    mixed.walkers = tuple(every_kind_of_walk(head))
     for packed in (head, other):
-        fresh = [Walker(packed, walker.plan, backend=EMULATOR) for walker in mixed._walkers]
-        assert all(map(torch.equal, held(mixed._walkers), held(fresh)))
+        fresh = [Walker(packed, walker.plan, backend=EMULATOR) for walker in mixed.walkers]
+        assert all(map(torch.equal, held(mixed.walkers), held(fresh)))
         mixed.refresh(other)
 
 
 def test_a_refresh_that_one_cannot_take_changes_none() -> None:
     head, other = markov(), markov(seed=2)
     mixed = set_of(head, (1,))
-    mixed._walkers = every_kind_of_walk(head)
-    before = [tensor.clone() for tensor in held(mixed._walkers)]
+    mixed.walkers = tuple(every_kind_of_walk(head))
+    before = [tensor.clone() for tensor in held(mixed.walkers)]
     wrong = MarkovHead(table=other.table, projection=other.projection.float())
     with pytest.raises(HeadError, match="projection: wanted bfloat16 for an exact walk"):
         mixed.refresh(wrong)
-    assert all(map(torch.equal, held(mixed._walkers), before))
+    assert all(map(torch.equal, held(mixed.walkers), before))
 
 
 def test_plans_of_other_orders_do_not_share() -> None:
@@ -143,7 +144,7 @@ def test_plans_of_other_orders_do_not_share() -> None:
 
 def test_reference_walkers_hold_weights_of_their_own() -> None:
     walkers = set_of(markov(), (1, 4), backend="reference")
-    assert walkers.memory_bytes == sum(walker.memory_bytes for walker in walkers._walkers)
+    assert walkers.memory_bytes == sum(walker.memory_bytes for walker in walkers.walkers)
 
 
 def test_every_walker_is_asked_before_one_error_is_raised() -> None:
@@ -158,7 +159,7 @@ def test_every_walker_is_asked_before_one_error_is_raised() -> None:
     walkers = set_of(markov(), (1,))
     walkers.check()
     given_up = [GivenUp("first"), GivenUp("second")]
-    walkers._walkers = [*given_up, *walkers._walkers]  # type: ignore[list-item]
+    walkers.walkers = [*given_up, *walkers.walkers]  # type: ignore[list-item]
     with pytest.raises(WalkTimeout, match="first"):
         walkers.check()
     assert [walker.asked for walker in given_up] == [1, 1]
