@@ -28,7 +28,7 @@ from wts.cli import bench_all, bench_head
 from wts.errors import DeviceError, InputError, PlanError
 from wts.heads.domino import DominoHead
 from wts.kernels.planner import plan_residency
-from wts.kernels.trace import traced_events
+from wts.kernels.resident.args import EVENTS, TRACED_ROUNDS
 from wts.walk.reference import reference_walk
 from wts.walk.walker import Walker
 
@@ -1171,8 +1171,8 @@ def test_a_wrong_token_of_a_head_that_reads_hidden_states_is_caught(
 
 def test_parts_of_a_step_are_between_the_events_of_a_round() -> None:
     """Two groups take turns, two steps: the last step's rounds are left out."""
-    names, traced = traced_events()
-    assert names[:2] == ["LATENT_SEEN", "SWEPT"]
+    names, traced = EVENTS, TRACED_ROUNDS
+    assert names[:2] == ("LATENT_SEEN", "SWEPT")
     stamps = torch.zeros(3, traced, len(names), dtype=torch.int64)
     for block in range(3):
         for round_ in range(4):
@@ -1201,8 +1201,8 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
         def __init__(self, *_: Any, trace: bool) -> None:
             assert trace
             self.plan = plan
-            names, rounds = traced_events()
-            self.stamps = torch.zeros(plan.num_blocks, rounds, len(names), dtype=torch.int64)
+            shape = (plan.num_blocks, TRACED_ROUNDS, len(EVENTS))
+            self.stamps = torch.zeros(shape, dtype=torch.int64)
 
         def launch(self, call: Any, tokens: torch.Tensor) -> None:
             self.stamps.copy_(torch.arange(self.stamps.numel()).view_as(self.stamps))

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
-from wts.kernels.sources import read_sources
+from wts.kernels.sources import RENDERED, read_sources
 
 HERE = Path(__file__).parent
 CSRC = HERE.parent / "src" / "wts" / "csrc"
@@ -17,7 +17,7 @@ CODE = (".cu", ".cuh", ".h", ".cpp")
 @cache
 def included(name: str) -> tuple[str, ...]:
     found = re.findall(r'^#include "(.*)"$', (CSRC / name).read_text(), re.MULTILINE)
-    return tuple(other for other in found if other != "plan_constants.h")
+    return tuple(other for other in found if other not in RENDERED)
 
 
 def names() -> list[str]:

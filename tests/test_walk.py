@@ -22,6 +22,7 @@ from wts.heads.kinds import Shape
 from wts.heads.markov import MarkovHead
 from wts.kernels.launch import LoadedKernel
 from wts.kernels.planner import plan_residency
+from wts.kernels.resident.args import STATUS
 from wts.kernels.workspace import FIRST_SEQUENCE
 from wts.numerics.gumbel import Noise
 from wts.walk.backends import BackendName, DeviceBackend, WalkReport
@@ -164,8 +165,9 @@ class TestCall:
         """Torch reads 32 bits as a signed number; rows may be counted up to 2^31 within minutes."""
 
         class Kernel:
-            def read_status(self) -> list[int]:
-                return [2, 0, 0, 0, 3, 1 << 30, -(1 << 31) + 5, 0]
+            def read_status(self) -> dict[str, int]:
+                data = torch.tensor([2, 0, 0, 0, 3, 1 << 30, -(1 << 31) + 5], dtype=torch.int32)
+                return {name: int(n) for name, n in STATUS.unpack(data.numpy().tobytes()).items()}
 
         backend = DeviceBackend(cast(LoadedKernel, Kernel()))
         assert backend.report() == WalkReport(

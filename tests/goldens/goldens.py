@@ -149,12 +149,9 @@ def members_of(plan: Any) -> dict[str, int]:
 
 def arguments_of(plan: Any) -> dict[str, int]:
     """Offsets in the kernel's arguments; the last is where they end."""
-    import ctypes
+    from wts.kernels.resident.args import ARGS
 
-    from wts.kernels.resident.args import WalkArgs
-
-    found = {name: getattr(WalkArgs, name).offset for name, *_ in WalkArgs._fields_}
-    return found | {"end": ctypes.sizeof(WalkArgs)}
+    return dict(ARGS.offsets) | {"end": ARGS.size}
 
 
 def compiled(plan: Any) -> tuple[Any, bytes, int, int]:
@@ -349,8 +346,8 @@ def sections_of(cubin: bytes) -> Iterator[tuple[str, bytes]]:
 def code_of(cubin: bytes) -> Found:
     """Digests of code and constants, and how often which instructions are in it.
 
-    `order`: of the instructions without their operands. Bank 0 has the arguments, and
-    `.nv.global.init` tables in the order in which the files have them: only their sizes count.
+    `order`: of the instructions without their operands. Bank 0 has the arguments, so only its size
+    counts. Bank 4 and `.nv.global.init` have the constants that the files define, used or not.
     """
     found: Found = {}
     counts: Counter[str] = Counter()
@@ -361,9 +358,9 @@ def code_of(cubin: bytes) -> Found:
             found[f"order {name}"] = digest(struct.pack(f"<{len(opcodes)}H", *opcodes))
             counts["instructions"] += len(opcodes)
             counts.update(OPCODES[opcode] for opcode in opcodes if opcode in OPCODES)
-        elif name.startswith((".nv.constant0", ".nv.global.init")):
+        elif name.startswith(".nv.constant0"):
             found[name] = f"{len(data)} bytes"
-        elif name.startswith(".nv.constant"):
+        elif name.startswith(".nv.constant") and not name.startswith(".nv.constant4"):
             found[name] = f"{len(data)} bytes {digest(data)}"
     return found | dict(sorted(counts.items()))
 

@@ -585,7 +585,7 @@ class TestFaults:
         walker = walker_with_limit(kind, 200)
         (kernel,) = walker.kernels
         check(walker, inputs(walker.head, 2, 5))
-        stale = (0x7149F2CA << 32) | (kernel.read_status()[0] - 1)  # 1e30
+        stale = (0x7149F2CA << 32) | (kernel.read_status()["sequence"] - 1)  # 1e30
         kernel.workspace.state_slots.fill_(stale)
         check(walker, inputs(walker.head, 2, 9, 1))
 

@@ -137,7 +137,7 @@ class TestSequence:
         walker = walker_with_limit(200, base_type=base_type)
         (kernel,) = walker.kernels
         check_right(walker)
-        tag = (kernel.read_status()[0] >> 1) - 1
+        tag = (kernel.read_status()["sequence"] >> 1) - 1
         words: torch.Tensor
         if walker.plan.wide:
             words = kernel.workspace.slots.view(torch.int64)

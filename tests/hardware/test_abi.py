@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from wts.hardware.abi import Enumeration, Field, Record
 
-TYPES = "using Byte = unsigned char;\nusing u16 = unsigned short;\nusing u32 = unsigned int;\n"
+TYPES = "#define WTS_OFFSETOF(type, member) __builtin_offsetof(type, member)\n"
+TYPES += "using Byte = unsigned char;\nusing u16 = unsigned short;\nusing u32 = unsigned int;\n"
 TYPES += "using u64 = unsigned long long;\nusing Barrier = unsigned long long;\n"
 TYPES += "struct alignas(8) int2 { int x, y; };\n"
 
@@ -57,7 +58,7 @@ def test_fields_lie_where_c_puts_them(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", MIXED.offsets)
 def test_each_offset_is_asserted(name: str, tmp_path: Path) -> None:
     text = MIXED.c_struct()
-    right = f"__builtin_offsetof(Mixed, {name}) == {MIXED.offsets[name]}"
+    right = f"WTS_OFFSETOF(Mixed, {name}) == {MIXED.offsets[name]}"
     assert text.count(right) == 1
     assert not compiles(text.replace(right, right + "0 + 1"), tmp_path)
 

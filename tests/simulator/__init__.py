@@ -18,12 +18,13 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
+from typing import TypeAlias
 
 import torch
 
 from wts.heads.base import Head
 from wts.kernels.packed import pack_head
-from wts.kernels.resident.args import TURNS, Turn, WalkArgs
+from wts.kernels.resident.args import ARGS, Turn
 from wts.kernels.resident.plan import ResidencyPlan
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import DTYPE_OF
@@ -79,6 +80,10 @@ def _machine() -> Path:
         return machine
 
 
+Rendered: TypeAlias = tuple[tuple[str, str], ...]
+"""Names and texts of a plan's rendered files."""
+
+
 def _texts(folder: Path) -> dict[str, str]:
     """All files of a folder, by their path in it."""
     files = sorted(path for path in folder.rglob("*") if path.is_file())
@@ -86,8 +91,8 @@ def _texts(folder: Path) -> dict[str, str]:
 
 
 @cache
-def _build(header: str, change: tuple[str, str] | None) -> ctypes.CDLL:
-    """Compile the kernel for a plan's header; kept for the run.
+def _build(rendered: Rendered, change: tuple[str, str] | None) -> ctypes.CDLL:
+    """Compile the kernel with what is rendered for a plan; kept for the run.
 
     A change is a text of one of its files, and what to put there: for tests of tests.
     """
@@ -96,7 +101,7 @@ def _build(header: str, change: tuple[str, str] | None) -> ctypes.CDLL:
         assert sum(text.count(change[0]) for text in sources.values()) == 1, change
         sources = {name: text.replace(*change) for name, text in sources.items()}
     sources |= {f"ptx/{name}": text for name, text in _texts(HERE / "ptx").items()}
-    sources |= {"simulate.cpp": (HERE / "simulate.cpp").read_text(), "plan_constants.h": header}
+    sources |= {"simulate.cpp": (HERE / "simulate.cpp").read_text(), **dict(rendered)}
     machine = _machine()
     name = hashlib.sha256(repr(sorted(sources.items())).encode()).hexdigest()
     with _alone(name) as folder:
@@ -106,11 +111,9 @@ def _build(header: str, change: tuple[str, str] | None) -> ctypes.CDLL:
                 for file, text in sources.items():
                     Path(place, file).parent.mkdir(parents=True, exist_ok=True)
                     Path(place, file).write_text(text)
-                size = f"-DWTS_ARGS_BYTES={ctypes.sizeof(WalkArgs)}"
-                turns = f"-DWTS_TURNS={TURNS}"
                 includes = ("-include", "machine.h", "-I", place, "-I", machine)
                 parts = (Path(place, "simulate.cpp"), machine / "machine.o")
-                _compile(["-shared", *includes, size, turns, *parts], library)
+                _compile(["-shared", *includes, *parts], library)
         return ctypes.CDLL(str(library))
 
 
@@ -145,7 +148,7 @@ class Simulator:
             )
         self.state_slots = torch.zeros(plan.state_words, dtype=torch.int64)
         self.exact_slots = torch.zeros(plan.exact_words, dtype=torch.int64)
-        self.kernel = _build(plan.render_header(), change)
+        self.kernel = _build(tuple(plan.rendered().items()), change)
 
     def _part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
         """What hidden states add to the steps; or room for it, where the kernel makes it."""
@@ -193,27 +196,28 @@ class Simulator:
             "slots": self.slots,
             "status": self.status,
         }
-        args = WalkArgs(
-            base_request_stride=base.stride(0),
-            base_step_stride=base.stride(1),
-            anchor_stride=anchor.stride(0),
-            hidden_request_stride=0 if hidden is None else hidden.stride(0),
-            hidden_step_stride=0 if hidden is None else hidden.stride(1),
-            noise_key=0 if noise is None else noise.key,
-            logits_request_stride=0 if logits_out is None else logits_out.stride(0),
-            logits_step_stride=0 if logits_out is None else logits_out.stride(1),
-            num_requests=batch,
-            num_steps=steps,
-            timeout_us=timeout_us,
-            turn=turn,
-        )
+        given: dict[str, int | None] = dict.fromkeys((field.name for field in ARGS.fields), 0)
+        given |= {
+            "base_request_stride": base.stride(0),
+            "base_step_stride": base.stride(1),
+            "anchor_stride": anchor.stride(0),
+            "hidden_request_stride": 0 if hidden is None else hidden.stride(0),
+            "hidden_step_stride": 0 if hidden is None else hidden.stride(1),
+            "noise_key": 0 if noise is None else noise.key,
+            "logits_request_stride": 0 if logits_out is None else logits_out.stride(0),
+            "logits_step_stride": 0 if logits_out is None else logits_out.stride(1),
+            "num_requests": batch,
+            "num_steps": steps,
+            "timeout_us": timeout_us,
+            "turn": turn,
+        }
         # What the kernel finds by addresses in memory.
         found = {} if unquantised is None else {"": unquantised.projection, " ": unquantised.table}
         ranges = []
         for name, tensor in (held | found).items():
             if tensor is not None:
                 if name.strip():
-                    setattr(args, name, tensor.data_ptr())
+                    given[name] = tensor.data_ptr()
                 storage = tensor.untyped_storage()
                 first, end = storage.data_ptr(), storage.data_ptr() + storage.nbytes()
                 # Copies are whole 16-byte pieces: one may begin before its first element.
@@ -221,7 +225,7 @@ class Simulator:
                 ranges.append(_Range(first, end - first))
         message = ctypes.create_string_buffer(256)
         result = self.kernel.simulate(
-            ctypes.byref(args),
+            ARGS.pack(**given),
             (_Range * len(ranges))(*ranges),
             len(ranges),
             ctypes.c_uint(seed),

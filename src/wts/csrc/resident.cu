@@ -13,7 +13,6 @@
 #include "shared.cuh"
 #include "state/exchanged_sums.cuh"
 #include "teams.cuh"
-#include "turn.cuh"
 
 namespace wts {
 

@@ -5,10 +5,6 @@
 
 namespace wts {
 
-enum Event { LATENT_SEEN, SWEPT, OFFERED, GATHERED, PUBLISHED, DECODED, LATENT_SENT, NUM_EVENTS };
-
-constexpr int TRACED_ROUNDS = 64;
-
 // Into args.trace[NUM_BLOCKS][TRACED_ROUNDS][NUM_EVENTS].
 __device__ __forceinline__ void mark(const WalkArgs& args, int round, Event event) {
   if constexpr (plan::TRACE) {

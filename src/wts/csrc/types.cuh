@@ -2,6 +2,13 @@
 #pragma once
 #include "plan_constants.h"
 
+// Where a member lies, for the assertions of rendered structs: NVRTC has its own way to ask.
+#ifdef __CUDACC_RTC__
+#define WTS_OFFSETOF(type, member) __INTADDR__(&((type*)0)->member)
+#else
+#define WTS_OFFSETOF(type, member) __builtin_offsetof(type, member)
+#endif
+
 namespace wts {
 
 using u8 = unsigned char;

@@ -1,9 +1,9 @@
 """Structs that host and kernel share, each written once: C for the compiler, bytes for a launch.
 
 A `Record` is a table of fields in order. It renders the struct with an assertion for every offset,
-so that a compiler that lays it out in another way refuses to compile, and it packs values into the
-bytes that the kernel reads. Layout is that of C on a 64-bit machine: each field at the next
-multiple of its alignment. No torch.
+so that a compiler that lays it out in another way refuses to compile (by `WTS_OFFSETOF`, which the
+kernel defines for each compiler), and it packs values into the bytes that the kernel reads. Layout
+is that of C on a 64-bit machine: each field at the next multiple of its alignment. No torch.
 """
 
 from __future__ import annotations
@@ -51,6 +51,7 @@ class Field:
         shape: elements of an array, outermost dimension first; () is one value.
         align: bytes of whose multiple it has to lie at; 0: as its type has it.
         note: what it is, for readers of the rendered struct.
+        stored_as: the known type whose layout a type of the kernel's own has (an enumeration, say).
     """
 
     name: str
@@ -58,11 +59,17 @@ class Field:
     shape: tuple[int, ...] = ()
     align: int = 0
     note: str = ""
+    stored_as: str = ""
 
     @property
     def scalar(self) -> _Scalar:
         """Of one element."""
-        return _POINTER if self.type.endswith("*") else _SCALARS[self.type]
+        return _POINTER if self.type.endswith("*") else _SCALARS[self.stored_as or self.type]
+
+    @property
+    def is_known(self) -> bool:
+        """Whether its layout is."""
+        return self.type.endswith("*") or (self.stored_as or self.type) in _SCALARS
 
     @property
     def count(self) -> int:
@@ -81,6 +88,12 @@ class Field:
     def alignment(self) -> int:
         """Bytes of whose multiple it lies at."""
         return max(self.align, self.scalar.size)
+
+    def put(self, data: bytearray, offset: int, value: int | float | None) -> None:
+        """Write a value; None is a null pointer."""
+        if value is None and self.type.endswith("*"):
+            value = 0
+        struct.pack_into(f"<{self.scalar.code}", data, offset, value)
 
     def declaration(self) -> str:
         """The member in C."""
@@ -112,8 +125,8 @@ class Record:
         offsets: dict[str, int] = {}
         end, widest = 0, self.align
         for member in self.fields:
-            known = member.type.endswith("*") or member.type in _SCALARS
-            if not known or member.name in offsets or any(n < 1 for n in member.shape):
+            is_new = member.name not in offsets
+            if not member.is_known or not is_new or any(n < 1 for n in member.shape):
                 raise ValueError(
                     f"{self.name}.{member.name}: wanted a new name, a known type and extents of at "
                     f"least 1, found {member}; mend the table"
@@ -138,8 +151,7 @@ class Record:
             lines.append(f"  {member.declaration()}")
         lines.append("};")
         lines += [
-            f"static_assert(__builtin_offsetof({self.name}, {name}) == {offset}, "
-            f'"{self.name}.{name}");'
+            f'static_assert(WTS_OFFSETOF({self.name}, {name}) == {offset}, "{self.name}.{name}");'
             for name, offset in self.offsets.items()
         ]
         lines.append(f'static_assert(sizeof({self.name}) == {self.size}, "{self.name}");')
@@ -165,10 +177,8 @@ class Record:
         data = bytearray(self.size)
         for member in self.fields:
             value = values[member.name]
-            if value is None and member.type.endswith("*"):
-                value = 0
             try:
-                struct.pack_into(f"<{member.scalar.code}", data, self.offsets[member.name], value)
+                member.put(data, self.offsets[member.name], value)
             except struct.error as error:
                 raise ValueError(
                     f"{self.name}.{member.name}: wanted a {member.type}, found {value!r} "

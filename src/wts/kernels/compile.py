@@ -5,7 +5,6 @@ Nothing else in the package knows the compiler. No GPU is needed to compile.
 
 from __future__ import annotations
 
-import ctypes
 import hashlib
 import io
 import logging
@@ -16,10 +15,9 @@ from pathlib import Path
 from wts.errors import CompileError, PlanError
 from wts.kernels.cache import cache_folder, fingerprint, load_cubin, store_file
 from wts.kernels.cubin import Resources, resources_of
-from wts.kernels.resident.args import TURNS, WalkArgs
 from wts.kernels.resident.arrange import with_fewer_registers, with_lone_warps
 from wts.kernels.resident.plan import ResidencyPlan
-from wts.kernels.sources import CONSTANTS, ENTRY, read_sources
+from wts.kernels.sources import ENTRY, read_sources
 
 __all__ = ["KERNEL_NAME", "CompiledWalk", "compile_fitting", "compile_walk"]
 
@@ -68,18 +66,17 @@ def compile_walk(
             spills registers, does not hold the planned number of matrix instructions, or is
             launched with too few registers for the roles.
     """
-    header = plan.render_header()
-    sources = read_sources()
+    sources = read_sources() | plan.rendered()
     version = _nvrtc_version()
     digest = hashlib.sha256()
-    for part in (header, *sources.values(), version, plan.arch, str(trace), TURNS, "1"):
+    for part in (*sources.values(), version, plan.arch, str(trace), "2"):
         digest.update(part.encode() + b"\0")
     folder = cache or cache_folder()
     path = folder / f"{digest.hexdigest()[:32]}.cubin"
     log_path = path.with_suffix(".log")
     kept = load_cubin(path, log_path)
     cached = kept is not None
-    cubin, log = kept or _compile(header, sources, plan.arch, trace)
+    cubin, log = kept or _compile(sources, plan.arch, trace)
     used = resources_of(cubin, log)
     if not cached:  # also what is refused below, so that the next process need not compile it again
         store_file(path, cubin)
@@ -145,7 +142,7 @@ def _nvrtc_version() -> str:
     return f"{major}.{minor}"
 
 
-def _compile(header: str, sources: dict[str, str], arch: str, trace: bool) -> tuple[bytes, str]:
+def _compile(sources: dict[str, str], arch: str, trace: bool) -> tuple[bytes, str]:
     try:
         from cuda.core import Program, ProgramOptions
     except ImportError as error:
@@ -155,7 +152,7 @@ def _compile(header: str, sources: dict[str, str], arch: str, trace: bool) -> tu
         ) from error
     log = io.StringIO()
     with tempfile.TemporaryDirectory(prefix="wts-") as folder:
-        for name, text in (sources | {CONSTANTS: header}).items():
+        for name, text in sources.items():
             path = Path(folder, name)
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
@@ -164,11 +161,7 @@ def _compile(header: str, sources: dict[str, str], arch: str, trace: bool) -> tu
             std="c++17",
             include_path=[folder],
             ptxas_options=["-v"],
-            define_macro=[
-                ("WTS_TRACE", str(int(trace))),
-                ("WTS_ARGS_BYTES", str(ctypes.sizeof(WalkArgs))),
-                ("WTS_TURNS", TURNS),
-            ],
+            define_macro=[("WTS_TRACE", str(int(trace)))],
         )
         try:
             program = Program(sources[ENTRY], "c++", options)

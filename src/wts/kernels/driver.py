@@ -108,11 +108,11 @@ class DeviceFunction:
         sms: int = torch.cuda.get_device_properties(self.device).multi_processor_count
         return per_sm * sms
 
-    def launch(self, argument: ctypes.Structure, blocks: int) -> None:
+    def launch(self, argument: bytes, blocks: int) -> None:
         """Launch on torch's current stream of the GPU.
 
         Args:
-            argument: the kernel's one argument.
+            argument: the bytes of the kernel's one argument.
             blocks: of the grid; more than `most_blocks` are refused (DeviceError).
         """
         from cuda.bindings import driver
@@ -128,7 +128,8 @@ class DeviceFunction:
         config.hStream = torch.cuda.current_stream(self.device).cuda_stream
         config.attrs = [cooperative]
         config.numAttrs = 1
-        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(argument))
+        data = ctypes.create_string_buffer(argument, len(argument))
+        parameters = (ctypes.c_void_p * 1)(ctypes.addressof(data))
         with self._current_context():
             driver_call(
                 driver.cuLaunchKernelEx(config, self._function, ctypes.addressof(parameters), 0),

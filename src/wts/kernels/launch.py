@@ -21,9 +21,8 @@ from wts.kernels.arguments import (
 from wts.kernels.compile import KERNEL_NAME, compile_fitting, compile_walk
 from wts.kernels.driver import DeviceFunction
 from wts.kernels.packed import PackedHead, pack_head
-from wts.kernels.resident.args import Turn, WalkArgs
+from wts.kernels.resident.args import ARGS, EVENTS, TRACED_ROUNDS, Turn
 from wts.kernels.resident.plan import ResidencyPlan
-from wts.kernels.trace import traced_events
 from wts.kernels.workspace import Workspace
 from wts.numerics.lane_sums import write_hidden_term
 from wts.selection.call import Call
@@ -134,7 +133,7 @@ class LoadedKernel:
                 same call has made it (`takes_hidden_term_of`); made here otherwise.
         """
         arguments = self.arguments(call, tokens, turn=turn, hidden_term=hidden_term)
-        self._function.launch(WalkArgs(**arguments), self.plan.num_blocks)
+        self._function.launch(ARGS.pack(**arguments), self.plan.num_blocks)
 
     def arguments(
         self,
@@ -183,14 +182,15 @@ class LoadedKernel:
         assert weight is not None
         write_hidden_term(hidden.flatten(0, 1), weight, bias, term.flatten(0, 1))
 
-    def read_status(self) -> list[int]:
-        """Wait for the walks so far; the words of `struct Status` (csrc/status.cuh)."""
+    def read_status(self) -> dict[str, int]:
+        """Wait for the walks so far; what they left in `STATUS`, by the names of its fields."""
         torch.cuda.synchronize(self.device)
         return self.workspace.read_status()
 
     def check(self) -> None:
         """Wait for the walks so far; WalkTimeout, and a cleared workspace, if one was given up."""
-        _, error, waiter, step, *_ = self.read_status()
+        status = self.read_status()
+        error, waiter, step = (status[name] for name in ("error", "error_block", "error_step"))
         if error == 0:
             return
         self.workspace.clear()
@@ -232,5 +232,5 @@ def _load(cubin: bytes, plan: ResidencyPlan, device: torch.device) -> DeviceFunc
 
 def _stamps(plan: ResidencyPlan, device: torch.device) -> torch.Tensor:
     """Room for time stamps, int64 [blocks, traced rounds, events]; 0 where none was written."""
-    events, rounds = traced_events()
-    return torch.zeros(plan.num_blocks, rounds, len(events), dtype=torch.int64, device=device)
+    shape = (plan.num_blocks, TRACED_ROUNDS, len(EVENTS))
+    return torch.zeros(shape, dtype=torch.int64, device=device)

@@ -5,11 +5,11 @@ from __future__ import annotations
 import re
 from importlib import resources
 
-__all__ = ["CONSTANTS", "ENTRY", "read_sources"]
+__all__ = ["ENTRY", "RENDERED", "read_sources"]
 
 ENTRY = "resident.cu"
-CONSTANTS = "plan_constants.h"
-"""What is rendered from the plan."""
+RENDERED = ("plan_constants.h", "args.cuh")
+"""Files that stand beside them, rendered from the plan and from tables that the host shares."""
 
 _INCLUDE = re.compile(r'^#include "([^"]+)"$', re.MULTILINE)
 
@@ -21,7 +21,7 @@ def read_sources() -> dict[str, str]:
     unread = [ENTRY]
     while unread:
         name = unread.pop()
-        if name in sources or name == CONSTANTS:
+        if name in sources or name in RENDERED:
             continue
         sources[name] = folder.joinpath(*name.split("/")).read_text()
         unread += reversed(_INCLUDE.findall(sources[name]))

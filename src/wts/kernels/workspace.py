@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, fields
-from typing import cast
 
 import torch
 
+from wts.kernels.resident.args import STATUS
 from wts.kernels.resident.plan import ResidencyPlan
-from wts.numerics.limits import EXACT_SOURCE_WORDS
+from wts.selection.exact_source import EXACT_SOURCE
 
 __all__ = ["FIRST_SEQUENCE", "Workspace"]
 
 FIRST_SEQUENCE = 2  # so that a cleared slot, whose tag is 0, is nobody's word
-_CLEARED = (FIRST_SEQUENCE, 0, 0, 0)  # sequence and error; the counters behind them stay
-_STATUS_WORDS = 8
+_CLEARED = STATUS.offsets["clamped_anchors"] // 4  # first words; the counters behind them stay
+_STATUS_WORDS = -(-STATUS.size // 8) * 2
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -30,7 +30,7 @@ class Workspace:
         hidden_term: fp32 [batch x steps, P], what hidden states add to each step of the last walk.
         hidden_rows: bf16 [batch x steps, H], hidden states that the kernel cannot read in place.
         cleared: int32, the first words of a status without an error.
-        status: int32 [8], `struct Status`.
+        status: int32, `STATUS`.
     """
 
     slots: torch.Tensor
@@ -58,15 +58,17 @@ class Workspace:
             return torch.zeros(count, dtype=torch.int64, device=device)
 
         rows = plan.batch * plan.steps
-        cleared = torch.tensor(_CLEARED, dtype=torch.int32, device=device)
+        cleared = torch.zeros(_CLEARED, dtype=torch.int32)
+        cleared[STATUS.offsets["sequence"] // 4] = FIRST_SEQUENCE
+        cleared = cleared.to(device)
         status = torch.zeros(_STATUS_WORDS, dtype=torch.int32, device=device)
-        status[: len(_CLEARED)] = cleared
+        status[:_CLEARED] = cleared
         slot_bytes = plan.workspace_words * plan.word_bytes
         return cls(
             slots=torch.zeros(slot_bytes, dtype=torch.uint8, device=device),
             state_slots=words(plan.state_words),
             exact_slots=words(plan.exact_words),
-            exact_source=words(EXACT_SOURCE_WORDS if plan.exact else 0),
+            exact_source=words(EXACT_SOURCE.size // 8 if plan.exact else 0),
             hidden_term=torch.empty(rows, plan.part, dtype=torch.float32, device=device),
             hidden_rows=torch.empty(rows, hidden_size or 0, dtype=torch.bfloat16, device=device),
             cleared=cleared,
@@ -83,8 +85,9 @@ class Workspace:
         self.slots.zero_()
         self.state_slots.zero_()
         self.exact_slots.zero_()
-        self.status[: len(_CLEARED)] = self.cleared
+        self.status[:_CLEARED] = self.cleared
 
-    def read_status(self) -> list[int]:
-        """The words of `struct Status` (csrc/status.cuh), as signed numbers."""
-        return cast("list[int]", self.status.cpu().tolist())
+    def read_status(self) -> dict[str, int]:
+        """The fields of `STATUS`."""
+        found = STATUS.unpack(self.status.cpu().numpy().tobytes())
+        return {name: int(value) for name, value in found.items()}

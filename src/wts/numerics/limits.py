@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 __all__ = [
-    "EXACT_SOURCE_WORDS",
     "LARGEST_EXACT_PRODUCT",
     "LEAST_EXACT_PRODUCT",
     "LEAST_TEMPERATURE",
@@ -12,7 +11,6 @@ __all__ = [
 
 SLAB_BYTES = 32  # of a row in one matrix instruction: 32 int8 weights, or 16 in bf16
 LEAST_TEMPERATURE = 1e-5  # of a sampled row; the contract's clamp
-EXACT_SOURCE_WORDS = 2 + (5 + 1) // 2  # 64-bit: two addresses, then numbers in fp32
 
 # Of a row's scale and a latent's, and of their lengths: bounds hold in between (exact.py).
 LEAST_EXACT_PRODUCT, LARGEST_EXACT_PRODUCT = 2.0**-120, 2.0**126

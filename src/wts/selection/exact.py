@@ -9,7 +9,7 @@ import torch
 from wts.errors import HeadError, describe
 from wts.heads.base import Head
 from wts.numerics.exact_bounds import Screen, screen_of
-from wts.numerics.limits import EXACT_SOURCE_WORDS
+from wts.selection.exact_source import EXACT_SOURCE
 
 __all__ = ["ExactHead", "check_exact_weights", "exact_head"]
 
@@ -32,16 +32,18 @@ class ExactHead:
     copies: tuple[torch.Tensor, ...] = ()
 
     def source(self) -> torch.Tensor:
-        """`struct ExactSource` of csrc/exact_source.cuh, int64 [EXACT_SOURCE_WORDS].
-
-        It lies in memory, not among the kernel's arguments, so that captured graphs read new ones.
-        """
-        table = 0 if self.table is None else self.table.data_ptr()
-        numbers = torch.zeros(2 * (EXACT_SOURCE_WORDS - 2))
-        numbers[: len(self.screen)] = self.screen.cpu()
-        return torch.tensor(
-            [self.projection.data_ptr(), table, *numbers.view(torch.int64).tolist()]
+        """`EXACT_SOURCE` as the kernel reads it, int64 [words]."""
+        scale, spread, growth, smallest, longest = self.screen.tolist()
+        data = EXACT_SOURCE.pack(
+            weight=self.projection.data_ptr(),
+            table=None if self.table is None else self.table.data_ptr(),
+            largest_scale=scale,
+            spread=spread,
+            growth=growth,
+            smallest=smallest,
+            longest=longest,
         )
+        return torch.frombuffer(bytearray(data), dtype=torch.int64)
 
     @property
     def tensors(self) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Literal, Protocol, TypeAlias, runtime_checkable
 
 import torch
@@ -216,10 +216,9 @@ class DeviceBackend:
 
     def report(self) -> WalkReport:
         """Wait for the walks so far and say what they noticed."""
-        counters = [kernel.read_status()[4:7] for kernel in self.kernels]
-        # Counted in 32 bits without a sign, which torch reads with one.
-        clamped, steps, rows = (sum(n) & 0xFFFFFFFF for n in zip(*counters, strict=True))
-        return WalkReport(clamped_anchors=clamped, rescored_steps=steps, rescored_rows=rows)
+        found = [kernel.read_status() for kernel in self.kernels]
+        names = [field.name for field in fields(WalkReport)]
+        return WalkReport(**{n: sum(one[n] for one in found) & 0xFFFFFFFF for n in names})
 
 
 class EmulatorBackend:

@@ -13,7 +13,7 @@ import torch
 from wts.bench.baselines.inputs import WalkInputs
 from wts.bench.gate import compare
 from wts.kernels.launch import LoadedKernel
-from wts.kernels.trace import traced_events
+from wts.kernels.resident.args import EVENTS, TRACED_ROUNDS
 from wts.numerics.gumbel import Noise
 from wts.selection.call import Call
 from wts.walk.walker import Walker
@@ -49,8 +49,8 @@ def parts_of(stamps: torch.Tensor, *, steps: int, groups: int) -> dict[str, floa
     Returns:
         Each of `PARTS`; one whose events a kernel does not mark is left out.
     """
-    names, traced = traced_events()
-    num_rounds = min(steps * groups, traced) - groups
+    names = EVENTS
+    num_rounds = min(steps * groups, TRACED_ROUNDS) - groups
     found = {}
     for part, (begin, end) in PARTS.items():
         later = groups if end == "LATENT_SEEN" else 0

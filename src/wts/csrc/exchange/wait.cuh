@@ -4,7 +4,6 @@
 #include "plan_constants.h"
 #include "ptx/base.cuh"
 #include "shared.cuh"
-#include "status.cuh"
 
 namespace wts {
 

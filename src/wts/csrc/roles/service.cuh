@@ -22,7 +22,6 @@
 #include "state/sharded.cuh"
 #include "teams.cuh"
 #include "trace.cuh"
-#include "turn.cuh"
 
 namespace wts {
 

@@ -18,7 +18,6 @@ from wts.heads.kinds import HEAD_KINDS
 from wts.kernels.resident.shared import fragment_storage, ring_barriers, ring_places
 from wts.kernels.resident.units import FRAGMENT_BYTES, SERVICE_WARPS, SUMS_JUDGED, TILES_JUDGED
 from wts.numerics.limits import (
-    EXACT_SOURCE_WORDS,
     LARGEST_EXACT_PRODUCT,
     LEAST_EXACT_PRODUCT,
     LEAST_TEMPERATURE,
@@ -128,7 +127,6 @@ def render_header(plan: ResidencyPlan) -> str:
         "RACES": plan.races,
         "CANDIDATES": plan.candidates,
         "CANDIDATE_SLOTS": plan.candidate_slots,
-        "EXACT_SOURCE_WORDS": EXACT_SOURCE_WORDS,
         "EXACT_LATENT": plan.exact_latent,
         "EXACT_LATENT_SLOTS": plan.exact_latent_slots,
         "LANE_SLOTS": plan.lane_slots,

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 from wts.dtypes import NUMBER_BYTES, WEIGHT_BYTES, NumberType, WeightType
 from wts.hardware.tensor_memory import OPERAND_COLUMNS
+from wts.kernels.resident.args import render_args
 from wts.kernels.resident.header import render_header
 from wts.kernels.resident.ledger import ledger
 from wts.kernels.resident.shared import shared_layout
@@ -625,6 +626,10 @@ class ResidencyPlan:
     def render_header(self) -> str:
         """The constants the kernel is compiled with; plain C++, no CUDA."""
         return render_header(self)
+
+    def rendered(self) -> dict[str, str]:
+        """The kernel's files that are rendered for this plan, by their names in csrc."""
+        return {"plan_constants.h": self.render_header(), "args.cuh": render_args()}
 
     def __str__(self) -> str:
         return ledger(self)
