@@ -48,6 +48,7 @@ PARTS = ("constants", "offsets", "packed", "text", "tokens")
 SMALL = 32_000  # rows of the largest head whose weights are drawn and packed
 COMPILER = "nvidia-cuda-nvrtc"
 STEPS = 3  # of a seeded walk
+MOST_LOGITS = 64_000  # of a step of one: fewer requests walk a large head
 TOLERANCE = 0.01  # of the instructions, where a change of them is explained
 
 
@@ -63,6 +64,7 @@ class Golden:
         streaming: whether all weights are streamed.
         split: tiles of a warp in tensor memory and in tcgen05's shared memory, where not the
             planner's.
+        traced: whether the kernel writes time stamps.
         simulated: whether the kernel is also executed on the CPU.
     """
 
@@ -84,6 +86,7 @@ class Golden:
     tensor_memory: bool | None = None
     streaming: bool = False
     split: Sequence[int] | None = None
+    traced: bool = False
     simulated: bool = False
 
     @property
@@ -154,12 +157,12 @@ def arguments_of(plan: Any) -> dict[str, int]:
     return dict(ARGS.offsets) | {"end": ARGS.size}
 
 
-def compiled(plan: Any) -> tuple[Any, bytes, int, int]:
+def compiled(plan: Any, *, traced: bool) -> tuple[Any, bytes, int, int]:
     """The plan that a kernel was made of, its machine code, registers and spilled bytes."""
     from wts.kernels.compile import compile_fitting
 
     with own_cache():
-        found = compile_fitting(plan)
+        found = compile_fitting(plan, trace=traced)
     return found.plan, found.cubin, found.used.registers, found.used.spill_bytes
 
 
@@ -277,7 +280,7 @@ def head_of(name: str) -> Any:
 
 def inputs_of(golden: Golden) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any]]:
     """Base logits, anchors (the last one outside the table) and what else a walk is called with."""
-    batch = golden.batch
+    batch = max(1, min(golden.batch, MOST_LOGITS // golden.vocab))
     base = whole_numbers((batch, STEPS, golden.vocab), 1 << 20, 11) / (1 << 17)
     rows = golden.vocab if golden.target is None else golden.target
     anchor = whole_numbers((batch,), rows, 12).abs() % rows
@@ -365,9 +368,9 @@ def code_of(cubin: bytes) -> Found:
     return found | dict(sorted(counts.items()))
 
 
-def text_of(plan: Any) -> Found:
+def text_of(plan: Any, *, traced: bool) -> Found:
     """What the compiler makes of a plan, and which constants it gave way in."""
-    fitting, cubin, registers, spills = compiled(plan)
+    fitting, cubin, registers, spills = compiled(plan, traced=traced)
     found = code_of(cubin) | {"registers": registers, "spilled bytes": spills}
     before, after = constants_of(plan), constants_of(fitting)
     gave_way = {name: value for name, value in after.items() if before.get(name) != value}
@@ -418,7 +421,7 @@ def found_of(name: str, part: str) -> Found:
     if part == "packed":
         packed = packed_of(head_of(name), plan)
         return {tensor: digest_of(value) for tensor, value in packed.items()}
-    return text_of(plan) if part == "text" else tokens_of(name, plan)
+    return text_of(plan, traced=golden.traced) if part == "text" else tokens_of(name, plan)
 
 
 # ---- comparing -----------------------------------------------------------------------------------
