@@ -9,7 +9,8 @@ constants: of the header that the kernel is compiled with, by name.
 offsets: of the members of a block's shared memory, and of the kernel's arguments.
 packed: the bytes of a seeded head, tensor by tensor (of small heads).
 text: the machine code that the recorded version of NVRTC makes, its registers and instructions.
-tokens: of a seeded walk on the emulator, and of the kernel executed on the CPU (of small plans).
+tokens: of a seeded walk on the emulator (of small heads).
+simulated: of the same walk of the kernel executed on the CPU (of a few).
 
 `renames.json` has new names of constants, members, arguments and tensors: old to new, or to null
 where it is gone; under "new" those that there were not. `explained.json` has plans (or patterns of
@@ -20,15 +21,13 @@ but no more registers, and no spills.
 from __future__ import annotations
 
 import argparse
-import hashlib
 import importlib.metadata
 import json
 import os
 import re
-import struct
+import shutil
 import sys
 import tempfile
-from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
@@ -40,11 +39,13 @@ from typing import Any
 
 import torch
 
+from machine_code import code_of, digest
+
 HERE = Path(__file__).parent
 RECORDED, RENAMES, EXPLAINED = (
     HERE / f"{name}.json" for name in ("recorded", "renames", "explained")
 )
-PARTS = ("constants", "offsets", "packed", "text", "tokens")
+PARTS = ("constants", "offsets", "packed", "text", "tokens", "simulated")
 SMALL = 32_000  # rows of the largest head whose weights are drawn and packed
 COMPILER = "nvidia-cuda-nvrtc"
 STEPS = 3  # of a seeded walk
@@ -107,10 +108,9 @@ PLANS = _plans()
 
 def plan_of(golden: Golden) -> Any:
     """The plan."""
-    from wts.hardware.gpu import gpu_spec
-    from wts.heads.kinds import Shape
-    from wts.kernels.planner import plan_residency
-    from wts.kernels.resident.variants import streaming_plan, with_async_tiles
+    from wts.device import gpu_spec
+    from wts.planner import Shape, plan_residency
+    from wts.variants import streaming_plan, with_async_tiles
 
     gpu = gpu_spec(golden.gpu)
     gpu = gpu.with_blocks(golden.blocks) if golden.blocks else gpu
@@ -145,21 +145,24 @@ def rendered(plan: Any) -> str:
 
 def members_of(plan: Any) -> dict[str, int]:
     """Offsets in a block's shared memory; the last is where it ends."""
-    from wts.kernels.resident.shared import shared_layout
+    from wts.plan import shared_layout
 
     return dict(shared_layout(plan))
 
 
 def arguments_of(plan: Any) -> dict[str, int]:
     """Offsets in the kernel's arguments; the last is where they end."""
-    from wts.kernels.resident.args import ARGS
+    import ctypes
 
-    return dict(ARGS.offsets) | {"end": ARGS.size}
+    from wts.compile import WalkArgs
+
+    found = {name: getattr(WalkArgs, name).offset for name, *_ in WalkArgs._fields_}
+    return found | {"end": ctypes.sizeof(WalkArgs)}
 
 
 def compiled(plan: Any, *, traced: bool) -> tuple[Any, bytes, int, int]:
     """The plan that a kernel was made of, its machine code, registers and spilled bytes."""
-    from wts.kernels.compile import compile_fitting
+    from wts.compile import compile_fitting
 
     with own_cache():
         found = compile_fitting(plan, trace=traced)
@@ -195,21 +198,25 @@ def packed_of(head: Any, plan: Any) -> dict[str, torch.Tensor]:
     packed = pack_head(head, plan, torch.device("cpu"))
     names = ("tiles", "row_scale", "table", "draft_to_target")
     found = {name: getattr(packed, name) for name in names}
-    found |= packed.steps.tensors
+    if packed.cell is not None:
+        found |= {one.name: getattr(packed.cell, one.name) for one in fields(packed.cell)}
     if packed.exact is not None:
         found["exact"] = packed.exact.source()[2:]
     return {name: tensor for name, tensor in found.items() if tensor is not None}
 
 
-def walks_of(golden: Golden, head: Any, plan: Any) -> dict[str, Any]:
-    """Who walks, by name: each takes base logits, anchors and keywords, and gives tokens."""
-    from simulator import Simulator
+def emulator_of(head: Any, plan: Any) -> Any:
+    """What is called with base logits, anchors and keywords, and gives tokens."""
     from wts import Walker
 
-    walks: dict[str, Any] = {"emulated": Walker(head, plan, backend="emulator")}
-    if golden.simulated:
-        walks["simulated"] = Simulator(head, plan)
-    return walks
+    return Walker(head, plan, backend="emulator")
+
+
+def simulator_of(head: Any, plan: Any) -> Any:
+    """The same of the kernel executed on the CPU."""
+    from simulator import Simulator
+
+    return Simulator(head, plan)
 
 
 def noise_of(key: int, offset: int) -> Any:
@@ -243,11 +250,6 @@ def offsets_of(plan: Any) -> Found:
     """Offsets of all members, those of arguments with a prefix."""
     arguments = {f"args.{name}": at for name, at in arguments_of(plan).items()}
     return {f"shared.{name}": at for name, at in members_of(plan).items()} | arguments
-
-
-def digest(data: bytes) -> str:
-    """Sixteen hexadecimal digits."""
-    return hashlib.sha256(data).hexdigest()[:16]
 
 
 def digest_of(tensor: torch.Tensor) -> str:
@@ -295,77 +297,20 @@ def inputs_of(golden: Golden) -> tuple[torch.Tensor, torch.Tensor, dict[str, Any
     return base.to(DTYPES[golden.base_type]), anchor, others
 
 
-def tokens_of(name: str, plan: Any) -> Found:
-    """Tokens of a seeded walk, and of sampled ones the step logits that are exported."""
+def tokens_of(golden: Golden, walk: Any) -> Found:
+    """Tokens of a seeded walk, and of a sampled one the step logits that are exported."""
+    base, anchor, others = inputs_of(golden)
     found: Found = {}
-    golden = PLANS[name]
-    for who, walk in walks_of(golden, head_of(name), plan).items():
-        base, anchor, others = inputs_of(golden)
-        if golden.selection == "sampled":
-            exported = DTYPES["fp32" if golden.base_type != golden.table_type else golden.base_type]
-            others["noise"] = noise_of(0x1234_5678_9ABC_DEF0, (1 << 32) - 1)
-            others["logits_out"] = torch.zeros(base.shape, dtype=exported)
-        tokens = walk(base, anchor, **others)
-        found[who] = f"{tokens[0].tolist()} {digest_of(tokens)}"
-        if golden.selection == "sampled":
-            found[f"{who} logits"] = digest_of(others["logits_out"])
+    if golden.selection == "sampled":
+        exported = DTYPES["fp32" if golden.base_type != golden.table_type else golden.base_type]
+        others["noise"] = noise_of(0x1234_5678_9ABC_DEF0, (1 << 32) - 1)
+        others["logits_out"] = torch.zeros(base.shape, dtype=exported)
+    tokens = walk(base, anchor, **others)
+    found["first request"] = tokens[0].tolist()
+    found["all"] = digest_of(tokens)
+    if golden.selection == "sampled":
+        found["logits"] = digest_of(others["logits_out"])
     return found
-
-
-# Low 12 bits of a 128-bit machine instruction, of sm_90 and sm_100 alike; read off the disassembly.
-OPCODES = {
-    0x237: "IMMA",
-    0x23C: "HMMA",
-    0xDF1: "IGMMA",
-    0x9F1: "IGMMA",
-    0x983: "LDL",
-    0x387: "STL",
-    0x9EA: "UTCMMA",
-    0x5EA: "UTCMMA",
-    0x3E9: "UTCBAR",
-    0x9ED: "STTM",
-    0x9EE: "LDTM",
-    0xB1D: "BAR",
-    0x984: "LDS",
-    0x388: "STS",
-    0x988: "STS",
-    0x981: "LDG",
-    0x986: "STG",
-}
-
-
-def sections_of(cubin: bytes) -> Iterator[tuple[str, bytes]]:
-    """Names and bytes of an ELF file's sections; those that have none in the file are left out."""
-    table = struct.unpack_from("<Q", cubin, 0x28)[0]
-    entry, count, names = struct.unpack_from("<HHH", cubin, 0x3A)
-    found = [struct.unpack_from("<IIQQQQ", cubin, table + i * entry) for i in range(count)]
-    for name, kind, _, _, offset, size in found:
-        start = found[names][4] + name
-        text = cubin[start : cubin.index(b"\0", start)].decode()
-        if kind != 8:  # SHT_NOBITS
-            yield text, cubin[offset : offset + size]
-
-
-def code_of(cubin: bytes) -> Found:
-    """Digests of code and constants, and how often which instructions are in it.
-
-    `order`: of the instructions without their operands. Bank 0 has the arguments, so only its size
-    counts. Bank 4 and `.nv.global.init` have the constants that the files define, used or not.
-    """
-    found: Found = {}
-    counts: Counter[str] = Counter()
-    for name, data in sections_of(cubin):
-        if name.startswith(".text"):
-            found[name] = digest(data)
-            opcodes = [word[0] & 0xFFF for word in struct.iter_unpack("<QQ", data)]
-            found[f"order {name}"] = digest(struct.pack(f"<{len(opcodes)}H", *opcodes))
-            counts["instructions"] += len(opcodes)
-            counts.update(OPCODES[opcode] for opcode in opcodes if opcode in OPCODES)
-        elif name.startswith(".nv.constant0"):
-            found[name] = f"{len(data)} bytes"
-        elif name.startswith(".nv.constant") and not name.startswith(".nv.constant4"):
-            found[name] = f"{len(data)} bytes {digest(data)}"
-    return found | dict(sorted(counts.items()))
 
 
 def text_of(plan: Any, *, traced: bool) -> Found:
@@ -407,7 +352,9 @@ def compiler_version() -> str:
 
 def parts_of(golden: Golden) -> tuple[str, ...]:
     """Which parts there are of a plan."""
-    return tuple(part for part in PARTS if golden.small or part not in ("packed", "tokens"))
+    without = set() if golden.small else {"packed", "tokens"}
+    without |= set() if golden.simulated else {"simulated"}
+    return tuple(part for part in PARTS if part not in without)
 
 
 def found_of(name: str, part: str) -> Found:
@@ -418,10 +365,12 @@ def found_of(name: str, part: str) -> Found:
         return constants_of(plan)
     if part == "offsets":
         return offsets_of(plan)
+    if part == "text":
+        return text_of(plan, traced=golden.traced)
+    head = head_of(name)
     if part == "packed":
-        packed = packed_of(head_of(name), plan)
-        return {tensor: digest_of(value) for tensor, value in packed.items()}
-    return text_of(plan, traced=golden.traced) if part == "text" else tokens_of(name, plan)
+        return {tensor: digest_of(value) for tensor, value in packed_of(head, plan).items()}
+    return tokens_of(golden, (emulator_of if part == "tokens" else simulator_of)(head, plan))
 
 
 # ---- comparing -----------------------------------------------------------------------------------
@@ -516,10 +465,14 @@ def write_recorded(data: Mapping[str, Any]) -> None:
     RECORDED.write_text(head + ",\n".join(plans) + "\n }\n}\n")
 
 
-def no_compiler() -> str:
-    """Why machine code cannot be compared here, or ""."""
-    wanted, found = read_recorded()[COMPILER], compiler_version()
-    return "" if wanted == found else f"recorded with {COMPILER} {wanted}, found {found}"
+def missing(part: str) -> str:
+    """Why a part cannot be compared here, or ""."""
+    if part == "simulated":
+        return "" if shutil.which("g++") else "needs g++"
+    if part == "text":
+        wanted, found = read_recorded()[COMPILER], compiler_version()
+        return "" if wanted == found else f"recorded with {COMPILER} {wanted}, found {found}"
+    return ""
 
 
 # ---- commands ------------------------------------------------------------------------------------
@@ -566,14 +519,17 @@ def record(names: Sequence[str], parts: Sequence[str], jobs: int) -> int:
 
 def check(names: Sequence[str], parts: Sequence[str], jobs: int, text: str) -> int:
     """Compare plans with what was recorded."""
-    missing = no_compiler()
-    if "text" in parts and (text == "off" or missing):
-        parts = [part for part in parts if part != "text"]
-        print(f"text is not compared: {missing or '--text off'}")
+    away = {part: missing(part) for part in parts if missing(part)}
+    if text == "off":
+        away["text"] = "--text off"
+    for part, why in away.items():
+        print(f"{part} is not compared: {why}")
+    parts = [part for part in parts if part not in away]
     recorded, failed = read_recorded()["plans"], []
     for name, found in each_plan(names, parts, jobs):
         for part, now in found.items():
-            faults, explained = compared(name, part, recorded[name][part], now)
+            old = recorded.get(name, {}).get(part, {})
+            faults, explained = compared(name, part, old, now)
             warned = part == "text" and text == "warn"
             for line in faults:
                 print(f"{name}: {part}: {line}{' (a warning)' if warned else ''}", flush=True)
