@@ -108,9 +108,10 @@ PLANS = _plans()
 
 def plan_of(golden: Golden) -> Any:
     """The plan."""
-    from wts.device import gpu_spec
-    from wts.planner import Shape, plan_residency
-    from wts.variants import streaming_plan, with_async_tiles
+    from wts.hardware.gpu import gpu_spec
+    from wts.heads.kinds import Shape
+    from wts.kernels.planner import plan_residency
+    from wts.kernels.resident.variants import streaming_plan, with_async_tiles
 
     gpu = gpu_spec(golden.gpu)
     gpu = gpu.with_blocks(golden.blocks) if golden.blocks else gpu
@@ -145,24 +146,21 @@ def rendered(plan: Any) -> str:
 
 def members_of(plan: Any) -> dict[str, int]:
     """Offsets in a block's shared memory; the last is where it ends."""
-    from wts.plan import shared_layout
+    from wts.kernels.resident.shared import shared_layout
 
     return dict(shared_layout(plan))
 
 
 def arguments_of(plan: Any) -> dict[str, int]:
     """Offsets in the kernel's arguments; the last is where they end."""
-    import ctypes
+    from wts.kernels.resident.args import ARGS
 
-    from wts.compile import WalkArgs
-
-    found = {name: getattr(WalkArgs, name).offset for name, *_ in WalkArgs._fields_}
-    return found | {"end": ctypes.sizeof(WalkArgs)}
+    return dict(ARGS.offsets) | {"end": ARGS.size}
 
 
 def compiled(plan: Any, *, traced: bool) -> tuple[Any, bytes, int, int]:
     """The plan that a kernel was made of, its machine code, registers and spilled bytes."""
-    from wts.compile import compile_fitting
+    from wts.kernels.compile import compile_fitting
 
     with own_cache():
         found = compile_fitting(plan, trace=traced)
@@ -193,13 +191,12 @@ def random_head(golden: Golden) -> Any:
 
 def packed_of(head: Any, plan: Any) -> dict[str, torch.Tensor]:
     """Every tensor that a head is packed to; of an exact walk the numbers, not the addresses."""
-    from wts.pack import pack_head
+    from wts.kernels.packed import pack_head
 
     packed = pack_head(head, plan, torch.device("cpu"))
     names = ("tiles", "row_scale", "table", "draft_to_target")
     found = {name: getattr(packed, name) for name in names}
-    if packed.cell is not None:
-        found |= {one.name: getattr(packed.cell, one.name) for one in fields(packed.cell)}
+    found |= packed.steps.tensors
     if packed.exact is not None:
         found["exact"] = packed.exact.source()[2:]
     return {name: tensor for name, tensor in found.items() if tensor is not None}
