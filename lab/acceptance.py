@@ -246,8 +246,8 @@ class ExactBeside:
         walker: exact.
         first: the bf16 head's walk.
 
-    `wrong` counts the blocks of requests that are not done in which these tokens are not the exact
-    walk's either.
+    `tokens` are those of the last exact walk. `wrong` counts the blocks of requests that are not
+    done in which the formula has other tokens than the exact walk.
     """
 
     def __init__(self, walker: Walker, first: Walk) -> None:
@@ -256,24 +256,24 @@ class ExactBeside:
         self._walker = walker
         self._first = first
         self._packed: PackedHead | None = None
-        self._tokens: torch.Tensor | None = None
+        self.tokens: torch.Tensor | None = None
         self.wrong = 0
 
     def exact(self, block: Block, *given: Any) -> torch.Tensor:
         """The exact walk."""
-        self._tokens = _walked(self._walker, block, *given)
-        return self._tokens
+        self.tokens = _walked(self._walker, block, *given)
+        return self.tokens
 
     def bf16(self, block: Block, *given: Any) -> torch.Tensor:
         """The bf16 head's walk of a block that `exact` has just walked."""
         tokens = self._first(block, *given)
-        assert self._tokens is not None
-        unlike = (tokens != self._tokens).any(1)
+        assert self.tokens is not None
+        unlike = (tokens != self.tokens).any(1)
         if block.active is not None:
             unlike &= block.active
         rows = unlike.nonzero()[:, 0]
         if len(rows):
-            self.wrong += int((self._formula(block, rows) != self._tokens[rows]).any(1).sum())
+            self.wrong += int((self._formula(block, rows) != self.tokens[rows]).any(1).sum())
         return tokens
 
     def _formula(self, block: Block, rows: torch.Tensor) -> torch.Tensor:

@@ -325,10 +325,10 @@ def test_other_tokens_are_looked_into(name: str, tmp_path: Path) -> None:
     beside.exact(block, None, None, None)
     beside.bf16(block, None, None, None)
     assert beside.wrong == 0  # the emulator has the exact walk's tokens: the other walk's are off
-    beside._tokens = other(block)
+    beside.tokens = other(block)
     beside.bf16(block, None, None, None)
     assert beside.wrong == 0  # equal tokens are not looked into
-    beside._tokens = other(block) + 1
+    beside.tokens = other(block) + 1
     beside.bf16(replace(block, active=torch.tensor([True, False])), None, None, None)
     assert beside.wrong == 1
     beside.bf16(block, None, None, None)
