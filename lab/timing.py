@@ -24,8 +24,9 @@ import torch
 from lab.checkpoints import drafters_in, load_drafter, load_head, load_target
 from lab.data import read_tokens
 from lab.fidelity import record_whole
-from wts.bench import gate, record
+from wts.bench import record
 from wts.bench.clock import CacheControl, Timing, capture, time_replays
+from wts.bench.compare import compare
 from wts.hardware.gpu import LOCAL
 from wts.heads.base import Head
 from wts.kernels.planner import plan_residency
@@ -78,13 +79,12 @@ def _check(walkers: dict[str, Walker], inputs: Inputs, blocks: int) -> None:
         WalkFault: they are others.
     """
     for path, walker in walkers.items():
-        emulator = walker.twin()
+        twin = walker.twin()
         for block in range(min(blocks, len(inputs.anchor))):
             base, anchor, hidden = _block(inputs, block)
             found = walker(base, anchor, hidden=hidden)
-            term = walker.hidden_term()  # of this walk
-            wanted = emulator(base.cpu(), anchor.cpu(), hidden_term=term)
-            gate.compare(f"tokens of {path}, block {block}", found.cpu(), wanted)
+            wanted = twin(base.cpu(), anchor.cpu(), hidden_term=walker.hidden_term())
+            compare(f"tokens of {path}, block {block}", found.cpu(), wanted)
 
 
 def _block(inputs: Inputs, block: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:

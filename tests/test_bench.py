@@ -15,14 +15,31 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from wts.bench import clock, gate, record
+from wts.bench import clock, record
 from wts.bench.baselines import sglang_steps, torch_steps
 from wts.bench.baselines.inputs import WalkInputs
 from wts.bench.baselines.torch_steps import latent_in_torch, step_torch
+from wts.bench.compare import (
+    Twin,
+    Walk,
+    WalkFault,
+    agreement,
+    check_judged,
+    check_walk,
+    compare,
+    compared_steps,
+)
 from wts.bench.head import breakdown, every, ours, placement, run, theirs
 from wts.bench.head.cases import GOALS, HeadCase, Point, grid_cases, product_cases
 from wts.bench.head.session import HeadBench
 from wts.bench.head.table import Measured, table
+from wts.bench.inputs import (
+    constant_latent_head,
+    draw,
+    draw_head,
+    draw_lm_head,
+    draw_weights,
+)
 from wts.bench.report.summary import render, render_short
 from wts.cli import bench_all, bench_head
 from wts.errors import DeviceError, InputError, PlanError
@@ -603,8 +620,8 @@ def small_case(kind: Any, **changes: Any) -> HeadCase:
 
 def recurrent_inputs(kind: Any, steps: int, **changes: Any) -> WalkInputs:
     case = small_case(kind, **changes)
-    lm_head = gate.draw_lm_head(case, device="cpu", seed=4) if kind == "domino" else None
-    drawn = gate.draw(
+    lm_head = draw_lm_head(case, device="cpu", seed=4) if kind == "domino" else None
+    drawn = draw(
         vocab=case.vocab,
         batch=case.batch,
         steps=steps,
@@ -615,7 +632,7 @@ def recurrent_inputs(kind: Any, steps: int, **changes: Any) -> WalkInputs:
         lm_head=lm_head,
     )
     return WalkInputs(
-        head=gate.draw_head(case, device="cpu", seed=6),
+        head=draw_head(case, device="cpu", seed=6),
         base_logits=drawn.base_logits,
         anchor=drawn.anchor,
         hidden=drawn.hidden,
@@ -658,7 +675,7 @@ def test_latents_and_states_of_step_torch_are_near_those_of_the_formula(kind: An
 
 @each_kind
 def test_drawn_heads_have_biases_like_those_of_a_markov_head(kind: Any) -> None:
-    drawn = gate.draw_head(small_case(kind, vocab=3000, rank=128), device="cpu", seed=0)
+    drawn = draw_head(small_case(kind, vocab=3000, rank=128), device="cpu", seed=0)
     hidden = torch.randn(64, 48, generator=torch.Generator().manual_seed(1)).bfloat16()
     state, _ = drawn.latent(drawn.initial_state(64), torch.arange(64), hidden)
     latent = drawn.latent(state, torch.arange(64, 128), hidden)[1]
@@ -682,7 +699,7 @@ def test_hidden_states_are_for_the_heads_that_read_them() -> None:
         with pytest.raises(InputError, match=r"^hidden: wanted \[4, 3, 48\]"):
             replace(inputs, **changes)
     with pytest.raises(InputError, match=r"^hidden: wanted None"):
-        replace(inputs, head=gate.probe_of(inputs.head))
+        replace(inputs, head=constant_latent_head(inputs.head))
 
 
 def stand_in_library(calls: list[dict[str, Any]]) -> sglang_steps.Sglang:
@@ -771,20 +788,20 @@ def test_sglang_rolls_out_greedy_domino_heads_only() -> None:
 
 
 def test_gate_steps() -> None:
-    assert gate.gate_steps(batch=4, steps=16, whole=False) == 16
-    assert gate.gate_steps(batch=8, steps=16, whole=False) == 8
-    assert gate.gate_steps(batch=64, steps=16, whole=False) == 2
-    assert gate.gate_steps(batch=64, steps=1, whole=False) == 1
-    assert gate.gate_steps(batch=64, steps=16, whole=True) == 16
+    assert compared_steps(batch=4, steps=16, whole=False) == 16
+    assert compared_steps(batch=8, steps=16, whole=False) == 8
+    assert compared_steps(batch=64, steps=16, whole=False) == 2
+    assert compared_steps(batch=64, steps=1, whole=False) == 1
+    assert compared_steps(batch=64, steps=16, whole=True) == 16
 
 
 def test_compare_looks_at_bits() -> None:
     nan = torch.tensor([float("nan"), 1.0])
-    gate.compare("x", nan, nan.clone())
-    with pytest.raises(gate.WalkFault, match=r"x: 1 of 2 differ, first at \[1\]"):
-        gate.compare("x", torch.tensor([0.0, 0.0]), torch.tensor([0.0, -0.0]))
-    with pytest.raises(gate.WalkFault, match="int32"):
-        gate.compare("x", torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64))
+    compare("x", nan, nan.clone())
+    with pytest.raises(WalkFault, match=r"x: 1 of 2 differ, first at \[1\]"):
+        compare("x", torch.tensor([0.0, 0.0]), torch.tensor([0.0, -0.0]))
+    with pytest.raises(WalkFault, match="int32"):
+        compare("x", torch.zeros(2, dtype=torch.int32), torch.zeros(2, dtype=torch.int64))
 
 
 VOCAB = 96
@@ -799,11 +816,18 @@ class TinyWalker:
     def check(self) -> None:
         pass
 
+    def hidden_term(self) -> None:
+        pass
+
+    def twin(self) -> Twin:
+        return self
+
     def __call__(
         self,
         base_logits: torch.Tensor,
         anchor: torch.Tensor,
         *,
+        hidden_term: torch.Tensor | None = None,
         temperatures: torch.Tensor | None = None,
         noise: Any = None,
         logits_out: torch.Tensor | None = None,
@@ -833,20 +857,17 @@ class FaultyWalker(TinyWalker):
 
 
 def tiny_head() -> Any:
-    table, projection = gate.draw_weights(vocab=VOCAB, rank=64, device="cpu", seed=0)
+    table, projection = draw_weights(vocab=VOCAB, rank=64, device="cpu", seed=0)
     return SimpleNamespace(kind="markov", table=table, projection=projection)
 
 
-def checked(walk: gate.Walk, *, batch: int, temperature: float, whole: bool = False) -> int:
-    drawn = gate.draw(
-        vocab=VOCAB, batch=batch, steps=16, temperature=temperature, device="cpu", seed=1
-    )
-    return gate.check_walk(
+def checked(walk: Walk, *, batch: int, temperature: float, whole: bool = False) -> int:
+    drawn = draw(vocab=VOCAB, batch=batch, steps=16, temperature=temperature, device="cpu", seed=1)
+    return check_walk(
         walk,
         TinyWalker(tiny_head(), backend="emulator"),
         drawn,
         whole=whole,
-        make_noise=lambda key, offset: (key, offset),
     )
 
 
@@ -863,7 +884,7 @@ def test_equal_walks_pass_the_gate() -> None:
 def test_walks_with_bf16_weights_are_followed(temperature: float, fault: str) -> None:
     """A token where one only is allowed, and each step logit of sampled rows."""
     case = HeadCase(vocab=VOCAB, rank=64, batch=4, temperature=temperature, steps=(16,))
-    made_of = gate.draw_head(case, device="cpu", seed=0)
+    made_of = draw_head(case, device="cpu", seed=0)
     plan = plan_residency(
         made_of, "h200", batch=4, steps=16, sampled=temperature > 0, weights="bf16"
     )
@@ -878,18 +899,15 @@ def test_walks_with_bf16_weights_are_followed(temperature: float, fault: str) ->
         return tokens
 
     def checked() -> int:
-        return gate.check_followed(
-            cast("gate.Walk", walk),
+        return check_judged(
+            cast("Walk", walk),
             walker.twin(),
-            gate.draw(
-                vocab=VOCAB, batch=4, steps=16, temperature=temperature, device="cpu", seed=1
-            ),
+            draw(vocab=VOCAB, batch=4, steps=16, temperature=temperature, device="cpu", seed=1),
             whole=False,
-            make_noise=ours.make_noise,
         )
 
     if fault == "token" or (fault == "logits" and temperature > 0):
-        with pytest.raises(gate.WalkFault, match="tokens" if fault == "token" else "step logits"):
+        with pytest.raises(WalkFault, match="tokens" if fault == "token" else "step logits"):
             checked()
     else:
         assert checked() > 4 * 16 * 0.8
@@ -900,7 +918,7 @@ def test_walks_with_bf16_weights_are_followed(temperature: float, fault: str) ->
 def test_a_wrong_token_is_caught(batch: int, step: int) -> None:
     walk = FaultyWalker(tiny_head())
     walk.step = step
-    with pytest.raises(gate.WalkFault, match="tokens"):
+    with pytest.raises(WalkFault, match="tokens"):
         checked(walk, batch=batch, temperature=0.0)
 
 
@@ -912,19 +930,19 @@ def test_wrong_step_logits_are_caught() -> None:
                 kwargs["logits_out"][0, 0, 3] += 1
             return tokens
 
-    with pytest.raises(gate.WalkFault, match=r"step logits.*\[0, 0, 3\]"):
+    with pytest.raises(WalkFault, match=r"step logits.*\[0, 0, 3\]"):
         checked(WrongLogits(tiny_head()), batch=2, temperature=1.0)
 
 
 def test_drawn_inputs_are_as_said() -> None:
-    table, projection = gate.draw_weights(vocab=4096, rank=256, device="cpu", seed=0)
+    table, projection = draw_weights(vocab=4096, rank=256, device="cpu", seed=0)
     bias = table[:64].float() @ projection.float().T
     assert float(bias.std()) == pytest.approx(1.5, rel=0.1)
-    drawn = gate.draw(vocab=4096, batch=2, steps=3, temperature=0.0, device="cpu", seed=0)
+    drawn = draw(vocab=4096, batch=2, steps=3, temperature=0.0, device="cpu", seed=0)
     assert float(drawn.base_logits.float().std()) == pytest.approx(2.0, rel=0.1)
     assert drawn.base_logits.dtype == torch.bfloat16
     assert drawn.temperatures is None
-    again = gate.draw(vocab=4096, batch=2, steps=3, temperature=0.0, device="cpu", seed=0)
+    again = draw(vocab=4096, batch=2, steps=3, temperature=0.0, device="cpu", seed=0)
     assert torch.equal(again.base_logits, drawn.base_logits)
 
 
@@ -1221,16 +1239,16 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
     stand: Any = Stand(head=inputs.head, plan=plan)
     assert breakdown.traced_parts(stand, inputs)["sweep"] == 1
     wrong = 1
-    with pytest.raises(gate.WalkFault, match="traced"):
+    with pytest.raises(WalkFault, match="traced"):
         breakdown.traced_parts(stand, inputs)
 
 
 def test_agreement_is_of_last_tokens_where_the_earlier_ones_agree() -> None:
     ours = torch.tensor([[1, 2], [1, 3], [4, 5], [6, 7]])
     theirs = torch.tensor([[1, 2], [1, 4], [0, 5], [6, 7]])
-    assert gate.agreement(ours, theirs) == pytest.approx(2 / 3)
-    assert gate.agreement(ours[:, :1], theirs[:, :1]) == 0.75
-    assert gate.agreement(ours, ours + 1) == 0.0
+    assert agreement(ours, theirs) == pytest.approx(2 / 3)
+    assert agreement(ours[:, :1], theirs[:, :1]) == 0.75
+    assert agreement(ours, ours + 1) == 0.0
 
 
 def test_the_table_of_other_heads_names_them_and_their_probes() -> None:
@@ -1416,7 +1434,7 @@ def small_stages(*, quick: bool) -> tuple[every.Stage, ...]:
 
 @pytest.fixture
 def all_small(emulated: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
-    def placed(made_of: Any, base: Any, plan: Any) -> Any:
+    def placed(made_of: Any, plan: Any) -> Any:
         walker = ours.Walker(made_of, plan, backend="device")
         return walker, 8 if plan.register_fragments == 5 else 0
 
@@ -1501,7 +1519,7 @@ def test_all_keeps_what_a_failing_case_leaves_and_tries_it_again(
 
     def failing(self: Any, case: Any, say: Any) -> Any:
         if (case.head, case.batch) == ("gated", 2):
-            raise gate.WalkFault("tokens differ")
+            raise WalkFault("tokens differ")
         return real(self, case, say)
 
     with all_small.context() as patched:

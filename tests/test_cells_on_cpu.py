@@ -15,8 +15,9 @@ import torch
 
 from simulator import Simulator, step_dtype
 from strategies import RecurrentHead
-from wts.bench import gate
+from wts.bench.compare import WalkFault, check_walk
 from wts.bench.head.cases import HeadCase
+from wts.bench.inputs import draw, draw_head
 from wts.hardware.gpu import gpu_spec
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
@@ -199,11 +200,11 @@ def test_the_gate_of_the_benchmark(kind: Any, temperature: float) -> None:
         temperature=temperature,
         steps=(4,),
     )
-    head: Any = gate.draw_head(case, device="cpu", seed=2)
+    head: Any = draw_head(case, device="cpu", seed=2)
     plan = plan_of(head, batch=3, blocks=2, sampled=temperature > 0)
     simulator: Any = Simulator(head, plan)
     emulator = Emulator(plan=plan, packed=simulator.packed)
-    drawn = gate.draw(
+    drawn = draw(
         vocab=300,
         batch=3,
         steps=4,
@@ -213,16 +214,15 @@ def test_the_gate_of_the_benchmark(kind: Any, temperature: float) -> None:
         hidden_size=HIDDEN,
     )
     checked = partial(
-        gate.check_walk,
+        check_walk,
         simulator,
         emulator,
         drawn,
         whole=True,
-        make_noise=lambda key, offset: Noise(key=key, offset=offset),
     )
-    assert checked(term_of=lambda: simulator.packed.hidden_term(drawn.hidden)) == 12
-    with pytest.raises(gate.WalkFault):
-        checked(term_of=lambda: simulator.packed.hidden_term(drawn.hidden.flip(0)))
+    assert checked(hidden_term=lambda: simulator.packed.hidden_term(drawn.hidden)) == 12
+    with pytest.raises(WalkFault):
+        checked(hidden_term=lambda: simulator.packed.hidden_term(drawn.hidden.flip(0)))
 
 
 @pytest.mark.parametrize("kind", HEADS)

@@ -20,8 +20,8 @@ from bounds import decided
 from intervals import latent_interval, walk_bound
 from strategies import KINDS, RecurrentHead, anchors, base_logits, hidden_states, recurrent_head
 from walks import capturing, gpu_of, moved, run, run_sampled, walker_of, without_the_last_block
-from wts.bench import gate
 from wts.bench.head.cases import HeadCase
+from wts.bench.inputs import draw_head
 from wts.dtypes import NUMBER_TYPES, NumberType
 from wts.errors import InputError, WalkTimeout
 from wts.heads.base import Head
@@ -208,7 +208,7 @@ class TestShapes:
 def large_head(kind: Any) -> Any:
     """On the GPU, where it is drawn in a second."""
     case = HeadCase(head=kind.kind, vocab=151_936, rank=256, batch=1, temperature=0.0, steps=(1,))
-    return gate.draw_head(case, device="cuda", seed=1)
+    return draw_head(case, device="cuda", seed=1)
 
 
 class TestHiddenStates:

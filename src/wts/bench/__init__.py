@@ -1,7 +1,7 @@
 """Benchmarks: what is timed, how, and the records that every published number is read from.
 
-`gate` draws inputs and compares tokens before anything is timed, `clock` is the stopwatch,
-`baselines` has the step-wise paths to compare with, `record` writes and checks the JSON lines.
-`head` is `wts bench head` and `wts bench all`, `serving` is `wts bench serving`, and `report` makes
-tables and figures of the records.
+`inputs` draws heads and what they walk on, `compare` compares tokens before anything is timed,
+`clock` is the stopwatch, `baselines` has the step-wise paths to compare with, `record` writes and
+checks the JSON lines. `head` is `wts bench head` and `wts bench all`, `serving` is `wts bench
+serving`, and `report` makes tables and figures of the records.
 """

@@ -11,7 +11,7 @@ from types import MappingProxyType
 import torch
 
 from wts.bench.baselines.inputs import WalkInputs
-from wts.bench.gate import compare
+from wts.bench.compare import compare
 from wts.kernels.launch import LoadedKernel
 from wts.kernels.resident.args import EVENTS, TRACED_ROUNDS
 from wts.numerics.gumbel import Noise

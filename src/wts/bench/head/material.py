@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from wts.bench import gate
 from wts.bench.baselines.inputs import WalkInputs
-from wts.bench.gate import NOISE_KEY, Drawn
 from wts.bench.head.cases import HeadCase
+from wts.bench.inputs import NOISE_KEY, Drawn, draw, draw_head, draw_lm_head
 from wts.heads.base import Head
 
 __all__ = ["Material"]
@@ -34,9 +33,9 @@ class Material:
         key = (case.head, case.hidden_size, case.state_size, case.vocab, case.rank)
         if self._head is None or self._key != key:
             self._head = self._lm_head = None  # the old ones' memory, before there are new ones
-            self._head = gate.draw_head(case, device=self._device, seed=self._seed)
+            self._head = draw_head(case, device=self._device, seed=self._seed)
             if case.head == "domino":
-                self._lm_head = gate.draw_lm_head(case, device=self._device, seed=self._seed + 1)
+                self._lm_head = draw_lm_head(case, device=self._device, seed=self._seed + 1)
             self._key = key
         return self._head
 
@@ -48,7 +47,7 @@ class Material:
             steps: K.
             seed: other inputs for another one.
         """
-        return gate.draw(
+        return draw(
             vocab=case.vocab,
             batch=case.batch,
             steps=steps,

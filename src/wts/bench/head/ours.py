@@ -4,15 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import cast
 
 import torch
 
-from wts.bench import gate
 from wts.bench.baselines.inputs import WalkInputs
-from wts.bench.gate import Twin, Walk
+from wts.bench.compare import Twin, Walk, check_judged, check_walk
 from wts.bench.head.cases import HeadCase
 from wts.bench.head.material import Material
+from wts.bench.inputs import constant_latent_head
 from wts.dtypes import WeightType
 from wts.heads.base import Head, with_weights
 from wts.kernels.planner import plan_residency
@@ -21,7 +20,7 @@ from wts.kernels.resident.variants import streaming_plan
 from wts.numerics.gumbel import Noise
 from wts.walk.walker import Walker
 
-__all__ = ["Ours", "Walks", "inputs_of", "make_noise", "rescored", "walker_call"]
+__all__ = ["Ours", "Walks", "inputs_of", "rescored", "walker_call"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -34,7 +33,7 @@ class Ours:
     @property
     def walk(self) -> Walk:
         """It as a call."""
-        return cast("Walk", self.walker)
+        return self.walker
 
     @property
     def plan(self) -> ResidencyPlan:
@@ -57,7 +56,7 @@ class Walks:
         self.weights = weights
         self._whole = whole
         self._emulated: Head | None = None
-        self._emulators: dict[tuple[str, bool], tuple[Twin, int, int]] = {}
+        self._twins: dict[tuple[str, bool], tuple[Twin, int, int]] = {}
 
     def make(self, case: HeadCase, path: str, say: Callable[[str], None]) -> Ours:
         """A walk on the device whose tokens were compared with the emulator's.
@@ -67,7 +66,7 @@ class Walks:
         """
         head = self._material.head(case)
         if path == "probe":
-            head = gate.probe_of(head)
+            head = constant_latent_head(head)
         plan = self.plan(case, head, exact=path == "wts_exact")
         if path == "wts_streaming":
             plan = streaming_plan(plan)
@@ -103,22 +102,13 @@ class Walks:
         drawn = self._material.draw(case, case.max_steps, seed=1)
         if path == "probe":
             drawn = replace(drawn, hidden=None)
-        term_of = ours.walker.hidden_term
+        term = ours.walker.hidden_term
         if self.weights == "int8":
-            emulator = self._emulator_of(case, path, ours)
-            return gate.check_walk(
-                ours.walk, emulator, drawn, whole=whole, make_noise=make_noise, term_of=term_of
-            )
-        return gate.check_followed(
-            ours.walk,
-            ours.walker.twin(),
-            drawn,
-            whole=whole,
-            make_noise=make_noise,
-            term_of=term_of,
-        )
+            twin = self._twin_of(case, path, ours)
+            return check_walk(ours.walk, twin, drawn, whole=whole, hidden_term=term)
+        return check_judged(ours.walk, ours.walker.twin(), drawn, whole=whole, hidden_term=term)
 
-    def _emulator_of(self, case: HeadCase, path: str, ours: Ours) -> Twin:
+    def _twin_of(self, case: HeadCase, path: str, ours: Ours) -> Twin:
         """The emulator of this head that was built last, if its plan is large enough.
 
         Tokens do not depend on the plan, so one of a larger batch serves; that saves packing the
@@ -126,20 +116,19 @@ class Walks:
         rows of other heads, which take the CPU minutes, are the device's.
         """
         if self._emulated is not self._material.head(case):
-            self._emulators.clear()
+            self._twins.clear()
             self._emulated = self._material.head(case)
         path = "wts" if path == "wts_streaming" else path  # the same head, so the same tokens
-        kept = self._emulators.get((path, case.sampled))
+        kept = self._twins.get((path, case.sampled))
         if kept is not None and kept[1] >= case.batch and kept[2] >= case.max_steps:
             return kept[0]
-        emulator: Twin
+        walker = ours.walker
         if ours.head.latents_are_rows:
             on_cpu = with_weights(ours.head, lambda weight: weight.cpu())
-            emulator = cast("Twin", Walker(on_cpu, ours.plan, backend="emulator"))
-        else:
-            emulator = ours.walker.twin()
-        self._emulators[path, case.sampled] = (emulator, case.batch, case.max_steps)
-        return emulator
+            walker = Walker(on_cpu, ours.plan, backend="emulator")
+        twin = walker.twin()
+        self._twins[path, case.sampled] = (twin, case.batch, case.max_steps)
+        return twin
 
 
 def inputs_of(path: str, inputs: WalkInputs, head: Head) -> WalkInputs:
@@ -158,18 +147,13 @@ def rescored(exact: Ours, inputs: WalkInputs) -> tuple[float, float]:
     return decided / (batch * steps), rows / max(1, decided)
 
 
-def make_noise(key: int, offset: torch.Tensor) -> Noise:
-    """The noise argument of a sampled walk."""
-    return Noise(key=key, offset=offset)
-
-
 def walker_call(inputs: WalkInputs, walk: Walk) -> Callable[[], torch.Tensor]:
     """Our walk of these inputs: sampled walks export their step logits, greedy ones keep none."""
     read = {} if inputs.hidden is None else {"hidden": inputs.hidden}
     if inputs.temperatures is None:
         return lambda: walk(inputs.base_logits, inputs.anchor, **read)
     assert inputs.noise_offset is not None
-    noise = make_noise(inputs.noise_key, inputs.noise_offset)
+    noise = Noise(key=inputs.noise_key, offset=inputs.noise_offset)
     return lambda: walk(
         inputs.base_logits,
         inputs.anchor,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from wts.bench import record
 from wts.bench.clock import Cache, check_gpu
-from wts.bench.gate import WalkFault
+from wts.bench.compare import WalkFault
 from wts.bench.head import theirs
 from wts.bench.head.breakdown import parts_text
 from wts.bench.head.cases import HeadCase

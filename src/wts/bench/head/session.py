@@ -8,10 +8,11 @@ from functools import partial
 
 import torch
 
-from wts.bench import clock, gate
+from wts.bench import clock
 from wts.bench.baselines.inputs import WalkInputs, lm_head_product
 from wts.bench.baselines.sglang_steps import Sglang
 from wts.bench.clock import Cache, Captured, Timing
+from wts.bench.compare import compare
 from wts.bench.head.breakdown import traced_parts
 from wts.bench.head.cases import OURS, HeadCase, applies
 from wts.bench.head.material import Material
@@ -246,7 +247,7 @@ def _check_replays(path: str, ready: _Compared, captured: Mapping[str, Captured]
         offset.zero_()
         replayed = captured[f"{path}@{steps}"]
         replayed.graph.replay()
-        gate.compare(f"tokens of a replay of {path}, {steps} steps", replayed.output, eager)
+        compare(f"tokens of a replay of {path}, {steps} steps", replayed.output, eager)
 
 
 def _without(timing: Timing, excluded_us: float) -> Timing:

@@ -11,10 +11,10 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from wts.bench import gate
 from wts.bench.baselines import sglang_steps, torch_steps
 from wts.bench.baselines.inputs import WalkInputs
 from wts.bench.baselines.sglang_steps import Sglang
+from wts.bench.compare import agreement
 from wts.bench.head.cases import HeadCase, default_paths
 from wts.errors import DeviceError
 
@@ -88,7 +88,7 @@ def agreements(
     faults = []
     for path in paths:
         try:
-            share = gate.agreement(wanted, first_tokens(path))
+            share = agreement(wanted, first_tokens(path))
         except Exception as error:
             # Foreign code on a foreign compiler: its failure must not cost our own times.
             traceback.print_exc()
