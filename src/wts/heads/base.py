@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 from enum import Enum
-from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, TypeVar, cast
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol, Self, TypeAlias, TypedDict, TypeVar, cast
 
 import torch
 
@@ -27,7 +27,9 @@ __all__ = [
     "DeviceSteps",
     "Head",
     "HeadState",
+    "ProjectionWeights",
     "SomeHead",
+    "TableWeights",
     "VocabularyWeights",
     "as_bytes",
     "copied",
@@ -50,6 +52,20 @@ class Claim(Enum):
     MINE = "a head of this kind"
     NOT_MINE = "a head of another kind, or none"
     ODD = "nobody else's, and this kind can say what is wrong with it"
+
+
+class ProjectionWeights(TypedDict):
+    """A projection with its map and its padding, as arguments of a head."""
+
+    projection: torch.Tensor
+    draft_to_target: torch.Tensor | None
+    logical_vocab: int | None
+
+
+class TableWeights(ProjectionWeights):
+    """The same with a table: all arguments of `VocabularyWeights`."""
+
+    table: torch.Tensor
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -5,7 +5,7 @@ Only the tensors that are asked for are loaded, so a drafter of many gigabytes c
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
@@ -14,8 +14,10 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from wts.errors import CheckpointError, describe
+from wts.heads.base import ProjectionWeights
 from wts.heads.config import DrafterConfig, read_config, read_object
 from wts.heads.draft_ids import D2tReading, draft_map
+from wts.numerics.torch_dtypes import BF16_ONLY, DTYPES
 
 __all__ = ["Checkpoint", "TensorFolder", "target_embedding", "tensor_names"]
 
@@ -158,19 +160,16 @@ class TensorFolder:
         return value
 
 
-def target_embedding(
-    folder: str | Path, *, num_rows: int, num_columns: int, dtypes: Sequence[torch.dtype]
-) -> torch.Tensor:
-    """Load the token embedding of a target model, which a Domino drafter shares.
+def target_embedding(folder: str | Path, *, num_rows: int, num_columns: int) -> torch.Tensor:
+    """Load the token embedding of a target model in bf16, which a drafter shares.
 
     Args:
         folder: the folder of the target's checkpoint.
         num_rows: tokens; rows of padding behind them are cut off.
         num_columns: elements of a row.
-        dtypes: dtypes that it may have.
 
     Returns:
-        [num_rows, num_columns].
+        bf16 [num_rows, num_columns].
 
     Raises:
         CheckpointError: names the file, the tensor, what was wanted and what was found.
@@ -178,7 +177,7 @@ def target_embedding(
     return TensorFolder.open(folder).weight(
         "embed_tokens.weight",
         shape=(num_rows, num_columns),
-        dtypes=dtypes,
+        dtypes=BF16_ONLY,
         padded=True,
         prefixes=_TARGET_PREFIXES,
     )[:num_rows]
@@ -212,6 +211,66 @@ class Checkpoint:
     def config_path(self) -> Path:
         """The config's file, for messages."""
         return self.folder / "config.json"
+
+    @property
+    def hidden_size(self) -> int:
+        """H, which the config of a head that reads hidden states has to say.
+
+        Raises:
+            CheckpointError: it does not.
+        """
+        size = self.config.hidden_size
+        if size is None:
+            raise CheckpointError.mismatch(
+                f"{self.config_path}: hidden_size",
+                wanted="a positive integer",
+                found="nothing",
+                fix="check that this is the config of a drafter",
+            )
+        return size
+
+    def reader(self, device: str | torch.device) -> Callable[[str, tuple[int, ...]], torch.Tensor]:
+        """Give a function that reads a bf16 tensor of exactly this shape."""
+
+        def read(tensor: str, shape: tuple[int, ...]) -> torch.Tensor:
+            return self.tensors.weight(tensor, shape=shape, dtypes=BF16_ONLY).to(device)
+
+        return read
+
+    def projection(
+        self,
+        tensor: str,
+        rank: int,
+        *,
+        device: str | torch.device,
+        d2t_reading: D2tReading,
+        dtypes: Sequence[torch.dtype] = DTYPES,
+    ) -> ProjectionWeights:
+        """Read the vocabulary projection, its padding and its map.
+
+        Args:
+            tensor: its name.
+            rank: of the latent.
+            device: where the weights go.
+            d2t_reading: how `d2t` is meant, where the numbers alone leave it open.
+            dtypes: dtypes that it may have.
+
+        Raises:
+            CheckpointError: missing, or not as the config says.
+        """
+        num_draft = self.config.num_draft
+        projection = self.tensors.weight(
+            tensor, shape=(num_draft, rank), dtypes=dtypes, padded=True
+        )
+        num_padding = projection.shape[0] - num_draft
+        ids = self.draft_to_target(d2t_reading)
+        if ids is not None:
+            ids = torch.cat([ids, ids.new_zeros(num_padding)]).to(device)
+        return {
+            "projection": projection.to(device),
+            "draft_to_target": ids,
+            "logical_vocab": num_draft if num_padding else None,
+        }
 
     def draft_to_target(self, reading: D2tReading = "auto") -> torch.Tensor | None:
         """Load the map of a reduced draft vocabulary.

@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from wts.errors import CheckpointError
+from wts.heads.kinds import RANKS
 
-__all__ = ["DominoFields", "DrafterConfig", "read_config", "read_object"]
+__all__ = ["DominoFields", "DrafterConfig", "check_config_rank", "read_config", "read_object"]
 
 # Where drafters that nest their backbone's fields keep them.
 _NESTED_CONFIGS = ("text_config", "transformer_layer_config")
@@ -122,6 +123,17 @@ def read_config(folder: str | Path) -> DrafterConfig:
         hidden_size=_positive_field(path, config, "hidden_size") if has_hidden_size else None,
         domino=domino,
     )
+
+
+def check_config_rank(field: str, rank: int) -> None:
+    """Refuse a config whose rank is not supported."""
+    if rank not in RANKS:
+        raise CheckpointError.mismatch(
+            field,
+            wanted=f"one of {', '.join(map(str, RANKS))}",
+            found=rank,
+            fix="heads of other ranks are not supported",
+        )
 
 
 def _domino_fields(path: Path, config: Mapping[str, Any]) -> DominoFields | None:

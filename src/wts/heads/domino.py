@@ -27,9 +27,8 @@ from wts.heads.base import (
 )
 from wts.heads.checkpoint import Checkpoint, target_embedding
 from wts.heads.checks import check_devices, check_matrix, check_rank, check_shape, check_vocabulary
-from wts.heads.config import DrafterConfig
+from wts.heads.config import DrafterConfig, check_config_rank
 from wts.heads.draft_ids import D2tReading
-from wts.heads.dspark import check_config_rank, hidden_size_of, read_projection, reader
 from wts.heads.random import FAVOUR, Draw
 from wts.numerics.activations import rounded, sigmoid, silu, tanh
 from wts.numerics.lane_sums import LANES, fine_product, lane_product
@@ -250,29 +249,19 @@ class DominoHead(VocabularyWeights):
                 found="something else",
                 fix="read a DSpark drafter with MarkovHead, GatedHead or RnnHead",
             )
-        size, width = fields.gru_hidden_dim, hidden_size_of(checkpoint)
+        size, width = fields.gru_hidden_dim, checkpoint.hidden_size
         check_config_rank(f"{checkpoint.config_path}: dflash_config.emb_dim", rank)
-        read = reader(checkpoint, device)
-        shared = read_projection(
-            checkpoint,
-            "embed_proj.2.weight",
-            rank,
-            device=device,
-            d2t_reading=d2t_reading,
-            dtypes=BF16_ONLY,
+        read = checkpoint.reader(device)
+        shared = checkpoint.projection(
+            "embed_proj.2.weight", rank, device=device, d2t_reading=d2t_reading, dtypes=BF16_ONLY
         )
-        gru_input_weight = read("prefix_gru.weight_ih_l0", (3 * size, width))
-        gru_state_weight = read("prefix_gru.weight_hh_l0", (3 * size, size))
-        projector_weight = read("embed_proj.0.weight", (rank, width + size))
-        table = target_embedding(
-            target, num_rows=checkpoint.config.vocab_size, num_columns=width, dtypes=BF16_ONLY
-        )
+        rows = checkpoint.config.vocab_size
         return cls(
-            table=table.to(device),
             **shared,
-            gru_input_weight=gru_input_weight,
-            gru_state_weight=gru_state_weight,
-            projector_weight=projector_weight,
+            gru_input_weight=read("prefix_gru.weight_ih_l0", (3 * size, width)),
+            gru_state_weight=read("prefix_gru.weight_hh_l0", (3 * size, size)),
+            projector_weight=read("embed_proj.0.weight", (rank, width + size)),
+            table=target_embedding(target, num_rows=rows, num_columns=width).to(device),
             shift_label=fields.shift_label,
         )
 

@@ -43,14 +43,7 @@ def draft_map(
     Raises:
         CheckpointError: no reading fits, or under "auto" both do.
     """
-    if d2t.ndim != 1 or d2t.is_floating_point() or d2t.is_complex() or d2t.dtype == torch.bool:
-        raise CheckpointError.mismatch(
-            "d2t", wanted="integers [V_draft]", found=describe(d2t), fix="check the export"
-        )
-    if t2d is not None and (t2d.dtype != torch.bool or tuple(t2d.shape) != (num_targets,)):
-        raise CheckpointError.mismatch(
-            "t2d", wanted=f"bool[{num_targets}]", found=describe(t2d), fix="check the export"
-        )
+    _check_tensors(d2t, t2d, num_targets)
     values = d2t.to(torch.int64)
     readings: dict[str, torch.Tensor] = {
         "offsets": values + torch.arange(values.numel(), device=values.device),
@@ -83,6 +76,18 @@ def draft_map(
             fix="say which with d2t_reading='offsets' (the usual convention) or 'ids'",
         )
     return fitting[0]
+
+
+def _check_tensors(d2t: torch.Tensor, t2d: torch.Tensor | None, num_targets: int) -> None:
+    """Refuse tensors of another shape or type than a map and its mask have."""
+    if d2t.ndim != 1 or d2t.is_floating_point() or d2t.is_complex() or d2t.dtype == torch.bool:
+        raise CheckpointError.mismatch(
+            "d2t", wanted="integers [V_draft]", found=describe(d2t), fix="check the export"
+        )
+    if t2d is not None and (t2d.dtype != torch.bool or tuple(t2d.shape) != (num_targets,)):
+        raise CheckpointError.mismatch(
+            "t2d", wanted=f"bool[{num_targets}]", found=describe(t2d), fix="check the export"
+        )
 
 
 def fault_of_ids(ids: torch.Tensor, num_targets: int) -> str | None:

@@ -25,16 +25,8 @@ from wts.heads.base import (
 from wts.heads.checks import check_devices, check_joint, check_shape
 from wts.heads.config import DrafterConfig
 from wts.heads.draft_ids import D2tReading
-from wts.heads.dspark import (
-    check_dspark,
-    claims_dspark,
-    first_latent,
-    hidden_size_of,
-    open_dspark,
-    read_dspark,
-    reader,
-)
-from wts.heads.random import Draw
+from wts.heads.dspark import check_dspark, claims_dspark, open_dspark, read_dspark
+from wts.heads.random import Draw, first_latent
 from wts.numerics.activations import rounded, sigmoid
 from wts.numerics.lane_sums import fine_product
 
@@ -169,8 +161,8 @@ class GatedHead(VocabularyWeights):
         """
         checkpoint, rank = open_dspark(folder, "gated")
         shared = read_dspark(checkpoint, rank, device, d2t_reading)
-        columns = hidden_size_of(checkpoint) + rank
-        read = reader(checkpoint, device)
+        columns = checkpoint.hidden_size + rank
+        read = checkpoint.reader(device)
         return cls(
             **shared,
             gate_weight=read("markov_head.gate_proj.weight", (rank, columns)),

@@ -22,7 +22,7 @@ from wts.heads.base import (
 from wts.heads.checks import check_dtype, check_matrix, check_rank, check_vocabulary
 from wts.heads.config import DrafterConfig
 from wts.heads.draft_ids import D2tReading
-from wts.heads.dspark import W1, W2, claims_dspark, open_dspark, read_projection
+from wts.heads.dspark import W1, W2, claims_dspark, open_dspark
 from wts.heads.latent_rows import pack_latents
 from wts.heads.random import FAVOUR, check_sizes, draw_successors
 from wts.numerics.quantise import quantise_latents
@@ -131,7 +131,7 @@ class MarkovHead(VocabularyWeights):
         table = checkpoint.tensors.weight(
             W1, shape=(checkpoint.config.vocab_size, rank), dtypes=DTYPES, padded=True
         )[: checkpoint.config.vocab_size]
-        shared = read_projection(checkpoint, W2, rank, device=device, d2t_reading=d2t_reading)
+        shared = checkpoint.projection(W2, rank, device=device, d2t_reading=d2t_reading)
         return cls(table=table.to(device), **shared)
 
     @classmethod

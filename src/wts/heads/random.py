@@ -10,11 +10,10 @@ from typing import Any, Self, cast
 import torch
 
 from wts.errors import HeadError
-from wts.heads.base import SomeHead, with_weights
+from wts.heads.base import Head, SomeHead, TableWeights, with_weights
 from wts.heads.checks import check_rank
-from wts.heads.dspark import TableWeights
 
-__all__ = ["FAVOUR", "Draw", "check_sizes", "draw_successors"]
+__all__ = ["FAVOUR", "Draw", "check_sizes", "draw_successors", "first_latent"]
 
 # Mean bias of the favoured successor in a random head; that of the others has deviation 1.
 FAVOUR = 10.0
@@ -43,6 +42,14 @@ def draw_successors(
     """Draw which target ids the draft ids are, in order, and the predecessor that favours each."""
     target = torch.randperm(vocab, generator=generator)[:num_draft].sort().values
     return target, target[torch.randperm(num_draft, generator=generator)]
+
+
+def first_latent(head: Head, token: torch.Tensor) -> torch.Tensor:
+    """The latents [n, r] of a first step after tokens [n], at a hidden state of zeros."""
+    hidden = head.table.new_zeros(len(token), head.hidden_size or 0)
+    _, latent = head.latent(head.initial_state(len(token)), token, hidden)
+    assert latent is not None
+    return latent
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)

@@ -25,16 +25,8 @@ from wts.heads.base import (
 from wts.heads.checks import check_devices, check_joint, check_shape
 from wts.heads.config import DrafterConfig
 from wts.heads.draft_ids import D2tReading
-from wts.heads.dspark import (
-    check_dspark,
-    claims_dspark,
-    first_latent,
-    hidden_size_of,
-    open_dspark,
-    read_dspark,
-    reader,
-)
-from wts.heads.random import Draw
+from wts.heads.dspark import check_dspark, claims_dspark, open_dspark, read_dspark
+from wts.heads.random import Draw, first_latent
 from wts.numerics.activations import rounded, sigmoid, tanh
 from wts.numerics.lane_sums import fine_product, lane_product
 
@@ -188,8 +180,8 @@ class RnnHead(VocabularyWeights):
         """
         checkpoint, rank = open_dspark(folder, "rnn")
         shared = read_dspark(checkpoint, rank, device, d2t_reading)
-        columns = 2 * rank + hidden_size_of(checkpoint)
-        read = reader(checkpoint, device)
+        columns = 2 * rank + checkpoint.hidden_size
+        read = checkpoint.reader(device)
         return cls(
             **shared,
             joint_weight=read("markov_head.joint_proj.weight", (3 * rank, columns)),
