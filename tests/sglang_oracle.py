@@ -17,8 +17,9 @@ from bounds import decided
 from intervals import Interval, latent_interval, walk_bound
 from sglang_draft import Buffers, Draft, module_of
 from wts.bench.baselines.sglang_steps import Sglang, load_sglang
-from wts.engines.common import upkeep
-from wts.engines.sglang import dspark, hooks
+from wts.engines.sglang import events
+from wts.engines.sglang.hooks import Hooks
+from wts.engines.sglang.version import RELEASES
 from wts.errors import DeviceError
 from wts.hardware.gpu import GpuSpec
 from wts.heads.base import Head, with_weights
@@ -65,11 +66,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch, gpu: GpuSpec, backend: BackendName
 
     group = SimpleNamespace(world_size=1, rank_in_group=0, cpu_group=None)
     original = binding.megakernel_draft_sampler
-    make = dspark.factory_of
-
-    def factory_of(model: Any, gpu: Any, **more: Any) -> Any:
-        return make(model, gpu, **more, backend=backend)
-
+    hooks = Hooks(release=RELEASES[-1], backend=backend, gpu=lambda: gpu)
     if not torch.cuda.is_available():  # torch of a CPU cannot be asked, and SGLang asks
         monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
     monkeypatch.setattr(dp_attention, "get_dp_tp_group", lambda: group)
@@ -79,9 +76,7 @@ def one_rank(monkeypatch: pytest.MonkeyPatch, gpu: GpuSpec, backend: BackendName
         "megakernel_draft_sampler",
         lambda model: hooks.around_factory(original, model),
     )
-    monkeypatch.setattr(dspark, "factory_of", factory_of)
-    monkeypatch.setattr(hooks, "_local_gpu", lambda: gpu)
-    monkeypatch.setattr(upkeep, "attach", lambda kept: None)
+    monkeypatch.setattr(events, "attach", lambda kept, release: None)
 
 
 def sampler_of(

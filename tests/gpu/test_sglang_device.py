@@ -16,12 +16,14 @@ from sglang_oracle import draft_of, input_ids, one_rank, same_block, sampler_of,
 from strategies import anchors, recurrent_head
 from walks import capturing, gpu_of
 from wts.bench.baselines.sglang_steps import Sglang
-from wts.engines.common import report, upkeep
+from wts.engines.common import report
 from wts.engines.common.buckets import Walks, build_walks, held_bytes, packing_bytes
 from wts.engines.common.upkeep import Upkeep
-from wts.engines.sglang import domino, hooks
+from wts.engines.sglang import domino, events
 from wts.engines.sglang.domino import Rollout, prepare
 from wts.engines.sglang.dspark import Factory, factory_of
+from wts.engines.sglang.hooks import Hooks
+from wts.engines.sglang.version import DSPARK, RELEASES
 from wts.hardware.gpu import GpuSpec
 from wts.heads.base import Head, with_weights
 from wts.heads.domino import DominoHead
@@ -44,7 +46,7 @@ def library() -> Sglang:
 def hung(monkeypatch: pytest.MonkeyPatch) -> list[Upkeep]:
     """Upkeeps that would be hung on SGLang."""
     kept: list[Upkeep] = []
-    monkeypatch.setattr(upkeep, "attach", kept.append)
+    monkeypatch.setattr(events, "attach", lambda upkeep, release: kept.append(upkeep))
     return kept
 
 
@@ -60,7 +62,12 @@ def head_of(kind: type[Any], seed: int = 7) -> Head:
 
 def factory(draft: Draft, gpu: GpuSpec | None = None) -> Factory:
     made = factory_of(
-        draft, gpu or gpu_of("device"), agree=lambda reason, *_: reason, ranks=1, backend="device"
+        draft,
+        gpu or gpu_of("device"),
+        release=RELEASES[-1],
+        agree=lambda reason, *_: reason,
+        ranks=1,
+        backend="device",
     )
     assert isinstance(made, Factory)
     return made
@@ -143,6 +150,7 @@ def test_a_captured_step_has_the_emulators_bits(batch: int) -> None:
     walks = build_walks(
         head,
         made.gpu,
+        draft=DSPARK,
         most_requests=MOST,
         steps=STEPS,
         base_type="bf16",
@@ -235,8 +243,7 @@ def test_a_captured_rollout_drafts_what_sglangs_rollout_drafts(
     """Through the hook: the eager warm-up builds, the capture walks."""
     head = on_gpu(recurrent_head(DominoHead, shift_label=shift_label))
     generator = torch.Generator().manual_seed(2)
-    monkeypatch.setattr(hooks, "_rollouts", {})
-    monkeypatch.setattr(hooks, "_largest_batch", lambda: MOST)
+    hooks = Hooks(release=RELEASES[-1], largest_batch=lambda: MOST)
     built = []
 
     def watched(*args: Any, **kwargs: Any) -> Any:
@@ -293,6 +300,7 @@ def test_building_a_published_size_takes_no_more_than_was_asked_for(kind: str) -
     walks = build_walks(
         head,
         gpu_of("device"),
+        draft=DSPARK,
         most_requests=4,
         steps=16,
         base_type="bf16",
@@ -303,4 +311,4 @@ def test_building_a_published_size_takes_no_more_than_was_asked_for(kind: str) -
     peak = torch.cuda.max_memory_allocated() - before
     assert walks.walkers.memory_bytes <= held * 1.01
     assert peak <= held + packing_bytes(head)
-    assert "batch 5 and above: SGLang's own steps" in report.walks_line("dspark", walks)
+    assert "batch 5 and above: SGLang's own steps" in report.walks_line(walks)

@@ -1,8 +1,11 @@
-"""Walks of an adopted head, ready before SGLang captures: planned, packed, compiled, tried once."""
+"""Walks of an adopted head, ready before an engine captures: planned, packed, compiled, tried.
+
+Engines capture a graph for each of a few padded batches. Batches share plans in buckets, each made
+for its largest batch.
+"""
 
 from __future__ import annotations
 
-import logging
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -10,7 +13,14 @@ from dataclasses import dataclass
 import torch
 
 from wts.dtypes import NumberType
-from wts.engines.common.reasons import Reason, why_not_gpu, why_not_memory, why_step_wise
+from wts.engines.common.engine import Draft
+from wts.engines.common.reasons import (
+    Reason,
+    why_not_draft,
+    why_not_gpu,
+    why_not_memory,
+    why_step_wise,
+)
 from wts.errors import DeviceError, WalkError
 from wts.hardware.gpu import GpuSpec
 from wts.heads.base import Head, weights_of
@@ -24,8 +34,6 @@ from wts.walk.walker import Walker
 from wts.walk.walker_set import WalkerSet
 
 __all__ = ["BATCHES", "Bucket", "Walks", "build_walks", "held_bytes", "packing_bytes"]
-
-logger = logging.getLogger("wts.sglang")
 
 BATCHES = (1, 2, 4, 8, 16, 24, 32, 48, 64)
 """Batches with a plan of their own; others use the next larger one."""
@@ -42,7 +50,7 @@ class Bucket:
         batch: the largest of them.
         resident_share: of the projection, on chip for the whole walk.
         product: whether a matrix product of the hidden states goes before each walk.
-        reason: why SGLang's own steps run instead; None where walks do.
+        reason: why the engine's own steps run instead; None where walks do.
     """
 
     batch: int
@@ -56,6 +64,7 @@ class Walks:
     """A head that is ready to walk.
 
     Args:
+        draft: what walks.
         head: the head.
         walkers: ready Walkers of the buckets that walk.
         buckets: all, by rising batch.
@@ -64,6 +73,7 @@ class Walks:
         built_s: how long it took.
     """
 
+    draft: Draft
     head: Head
     walkers: WalkerSet
     buckets: tuple[Bucket, ...]
@@ -77,7 +87,7 @@ class Walks:
         return tuple(bucket.batch for bucket in self.buckets if bucket.reason is None)
 
     def for_batch(self, batch: int) -> Walker | None:
-        """The Walker of a batch; None where SGLang's own steps run."""
+        """The Walker of a batch; None where the engine's own steps run."""
         for bucket in self.buckets:
             if bucket.batch >= batch:
                 return None if bucket.reason is not None else self.walkers.for_batch(batch)
@@ -88,6 +98,7 @@ def build_walks(
     head: Head,
     gpu: GpuSpec,
     *,
+    draft: Draft,
     most_requests: int,
     steps: int,
     base_type: NumberType,
@@ -99,22 +110,32 @@ def build_walks(
     Args:
         head: the head; its weights lie where the walks will run.
         gpu: the GPU that the walks are planned for.
-        most_requests: the largest batch that will be asked for; above 64 SGLang's own steps run.
+        draft: what will walk, and of which engine.
+        most_requests: the largest batch that will be asked for; above 64 the engine's own steps
+            run.
         steps: K.
         base_type: number type of the base logits.
         sampled: whether rows may have a temperature above 0.
         backend: "device", or "emulator" to try the same on a CPU.
 
     Returns:
-        The walks, or why there are none. Nothing is raised that SGLang could serve without.
+        The walks, or why there are none. Nothing is raised that an engine could serve without.
     """
-    started = time.perf_counter()
+    asked = _Asked(
+        draft=draft,
+        head=head,
+        gpu=gpu,
+        steps=steps,
+        base_type=base_type,
+        sampled=sampled,
+        backend=backend,
+    )
     try:
-        return _build(head, gpu, most_requests, steps, base_type, sampled, backend, started)
+        return _built(asked, most_requests)
     except (WalkError, torch.OutOfMemoryError) as error:
         return _reason_of(error)
-    except Exception as error:  # whatever it is, SGLang can serve without walks
-        logger.warning("wts: building walks failed", exc_info=True)
+    except Exception as error:  # whatever it is, the engine can serve without walks
+        draft.engine.logger.warning("wts: building walks failed", exc_info=True)
         return _reason_of(error)
 
 
@@ -125,85 +146,114 @@ def _reason_of(error: Exception) -> Reason:
     return Reason(kind=kind, text=f"{type(error).__name__}: {error}")  # type: ignore[arg-type]
 
 
-def _build(
-    head: Head,
-    gpu: GpuSpec,
-    most_requests: int,
-    steps: int,
-    base_type: NumberType,
-    sampled: bool,
-    backend: BackendName,
-    started: float,
-) -> Walks | Reason:
-    reason = why_not_gpu(gpu)
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Asked:
+    """What walks are asked for, but for the batch: see `build_walks`."""
+
+    draft: Draft
+    head: Head
+    gpu: GpuSpec
+    steps: int
+    base_type: NumberType
+    sampled: bool
+    backend: BackendName
+
+    def plan(self, batch: int, *, sampled: bool) -> ResidencyPlan | Reason:
+        """The plan of a batch, or why none can be made."""
+        try:
+            return plan_residency(
+                self.head,
+                self.gpu,
+                batch=batch,
+                steps=self.steps,
+                sampled=sampled,
+                base_type=self.base_type,
+            )
+        except WalkError as error:
+            return Reason(kind="plan", text=str(error))
+
+    def why_not(self) -> Reason | None:
+        """Why there are no walks whatever the batch."""
+        reason = why_not_gpu(self.gpu)
+        reason = reason or why_not_draft(self.draft, self.head.kind, sampled=self.sampled)
+        if reason is None and not 1 <= self.steps <= MAX_STEPS:
+            return Reason(
+                kind="plan", text=f"a block has {self.steps} steps, wanted are 1 to {MAX_STEPS}"
+            )
+        return reason
+
+    def why_not_memory(self, plans: Sequence[ResidencyPlan]) -> Reason | None:
+        """Ask whether what these plans will hold fits, and greedy ones beside sampled ones."""
+        if self.backend != "device":
+            return None
+        greedy = [self.plan(plan.batch, sampled=False) for plan in plans if self.sampled]
+        both = [*plans, *(plan for plan in greedy if not isinstance(plan, Reason))]
+        return why_not_memory(
+            self.draft.engine,
+            needed_bytes=held_bytes(self.head, both) + packing_bytes(self.head),
+            free_bytes=torch.cuda.mem_get_info()[0],
+        )
+
+    def walkers(self, batches: Sequence[int]) -> WalkerSet:
+        """Walkers of these batches, each of which has walked once."""
+        walkers = WalkerSet(
+            self.head,
+            self.gpu,
+            batches=batches,
+            steps=self.steps,
+            base_type=self.base_type,
+            sampled=self.sampled,
+            backend=self.backend,
+        )
+        for batch in batches:
+            _try_once(walkers.for_batch(batch))
+        walkers.check()
+        return walkers
+
+
+def _built(asked: _Asked, most_requests: int) -> Walks | Reason:
+    started = time.perf_counter()
+    reason = asked.why_not()
     if reason is not None:
         return reason
-    if not 1 <= steps <= MAX_STEPS:
-        return Reason(kind="plan", text=f"a block has {steps} steps, wanted are 1 to {MAX_STEPS}")
     most = min(most_requests, MAX_BATCH)
     plans: dict[int, ResidencyPlan] = {}
     buckets: list[Bucket] = []
     for batch in sorted({min(batch, most) for batch in BATCHES}):
-        bucket, plan = _bucket(head, gpu, batch, steps, base_type, sampled)
-        buckets.append(bucket)
-        if plan is not None and bucket.reason is None:
+        plan = asked.plan(batch, sampled=asked.sampled)
+        buckets.append(_bucket(batch, plan))
+        if not isinstance(plan, Reason) and buckets[-1].reason is None:
             plans[batch] = plan
     if not plans:
         return next(bucket.reason for bucket in buckets if bucket.reason is not None)
-    if backend == "device":
-        greedy = plans if sampled else ()
-        beside = [_bucket(head, gpu, batch, steps, base_type, False)[1] for batch in greedy]
-        both = [*plans.values(), *(plan for plan in beside if plan is not None)]
-        needed = held_bytes(head, both) + packing_bytes(head)
-        reason = why_not_memory(needed_bytes=needed, free_bytes=torch.cuda.mem_get_info()[0])
-        if reason is not None:
-            return reason
-    walkers = WalkerSet(
-        head,
-        gpu,
-        batches=list(plans),
-        steps=steps,
-        base_type=base_type,
-        sampled=sampled,
-        backend=backend,
-    )
-    for batch in plans:
-        _try_once(walkers.for_batch(batch))
-    walkers.check()
+    reason = asked.why_not_memory(list(plans.values()))
+    if reason is not None:
+        return reason
+    walkers = asked.walkers(list(plans))
     # A compiler that spills gets a plan of fewer registers, which may read more.
     walked = [
-        _bucket_of(bucket.batch, walkers.for_batch(bucket.batch).plan)
+        _bucket(bucket.batch, walkers.for_batch(bucket.batch).plan)
         if bucket.batch in plans
         else bucket
         for bucket in buckets
     ]
-    if backend == "device":
+    if asked.backend == "device":
         torch.cuda.empty_cache()  # what packing used: a captured graph has memory of its own
     return Walks(
-        head=head,
+        draft=asked.draft,
+        head=asked.head,
         walkers=walkers,
         buckets=tuple(walked),
-        steps=steps,
-        sampled=sampled,
+        steps=asked.steps,
+        sampled=asked.sampled,
         built_s=time.perf_counter() - started,
     )
 
 
-def _bucket(
-    head: Head, gpu: GpuSpec, batch: int, steps: int, base_type: NumberType, sampled: bool
-) -> tuple[Bucket, ResidencyPlan | None]:
-    """What a batch does, and its plan; no plan where none can be made."""
-    try:
-        plan = plan_residency(
-            head, gpu, batch=batch, steps=steps, sampled=sampled, base_type=base_type
-        )
-    except WalkError as error:
-        reason = Reason(kind="plan", text=str(error))
-        return Bucket(batch=batch, resident_share=0.0, product=False, reason=reason), None
-    return _bucket_of(batch, plan), plan
-
-
-def _bucket_of(batch: int, plan: ResidencyPlan) -> Bucket:
+def _bucket(batch: int, plan: ResidencyPlan | Reason) -> Bucket:
+    """What a batch does under its plan, or without one."""
+    if isinstance(plan, Reason):
+        return Bucket(batch=batch, resident_share=0.0, product=False, reason=plan)
     return Bucket(
         batch=batch,
         resident_share=plan.resident_share,

@@ -1,31 +1,36 @@
 """Why a walk stays off: every reason is data, made by a function that asks one question.
 
-No reason is an error: SGLang goes on with its own steps, and the log says why.
+No reason is an error: the engine goes on with its own steps, and the log says why.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 if TYPE_CHECKING:
+    from wts.engines.common.engine import Draft, Engine
     from wts.hardware.gpu import GpuSpec
     from wts.kernels.resident.plan import ResidencyPlan
 
 __all__ = [
-    "RESERVE_BYTES",
+    "SERVED_GPUS",
     "Agree",
     "Kind",
     "Reason",
     "agreed",
+    "why_not_draft",
     "why_not_gpu",
     "why_not_memory",
+    "why_not_ranks",
     "why_step_wise",
+    "why_switched_off",
 ]
 
-RESERVE_BYTES = 512 << 20
-"""What has to stay free after building: SGLang captures its draft graphs next."""
+SERVED_GPUS = {(9, 0): "Hopper"}
+"""Compute capabilities on which the kernel has run, and their names: none other is served."""
 
 Kind: TypeAlias = Literal[
     "switch",
@@ -47,7 +52,7 @@ Kind: TypeAlias = Literal[
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """Why SGLang's own steps run.
+    """Why the engine's own steps run.
 
     Args:
         kind: what it is about.
@@ -65,30 +70,61 @@ Agree: TypeAlias = "Callable[..., Reason | None]"
 """(reason, batches that walk, where known) -> the decision of all ranks; see `agreed`."""
 
 
+def why_switched_off(engine: Engine) -> Reason | None:
+    """Ask whether the user wants the engine as it is."""
+    if os.environ.get(engine.switch) != "0":
+        return None
+    return Reason(kind="switch", text=f"{engine.switch}=0")
+
+
+def why_not_draft(draft: Draft, head: str, *, sampled: bool) -> Reason | None:
+    """Ask whether walks are offered for a draft with this kind of head, and with such rows.
+
+    Args:
+        draft: what walks of it.
+        head: name of the kind of head.
+        sampled: whether rows may have a temperature above 0.
+    """
+    if head not in draft.heads:
+        return Reason(
+            kind="head", text=f"it has a {head} head, wanted is one of {', '.join(draft.heads)}"
+        )
+    if sampled and not draft.sampled:
+        return Reason(kind="head", text="rows may be sampled, and only greedy rows walk")
+    return None
+
+
+def why_not_ranks(draft: Draft, ranks: int) -> Reason | None:
+    """Ask whether so many ranks may draft a block together."""
+    if ranks == 1 or draft.one_rank is None:
+        return None
+    return Reason(kind="tensor parallelism", text=draft.one_rank)
+
+
 def why_not_gpu(gpu: GpuSpec) -> Reason | None:
     """Ask whether the kernel was run on this kind of GPU: a server takes nothing untried."""
-    if gpu.is_hopper:
+    if gpu.compute_capability in SERVED_GPUS:
         return None
     major, minor = gpu.compute_capability
+    wanted = " or ".join(f"{x}.{y} ({name})" for (x, y), name in SERVED_GPUS.items())
     return Reason(
-        kind="gpu",
-        text=f"{gpu.name} has compute capability {major}.{minor}, wanted is 9.0 (Hopper)",
+        kind="gpu", text=f"{gpu.name} has compute capability {major}.{minor}, wanted is {wanted}"
     )
 
 
-def why_not_memory(*, needed_bytes: int, free_bytes: int) -> Reason | None:
-    """Ask whether the packed head fits beside what SGLang still has to allocate."""
-    if free_bytes - needed_bytes >= RESERVE_BYTES:
+def why_not_memory(engine: Engine, *, needed_bytes: int, free_bytes: int) -> Reason | None:
+    """Ask whether the packed head fits beside what the engine still has to allocate."""
+    if free_bytes - needed_bytes >= engine.reserve_bytes:
         return None
     return Reason(
         kind="memory",
-        text=f"building needs {needed_bytes >> 20} MiB and {RESERVE_BYTES >> 20} MiB have to stay "
-        f"free, found {free_bytes >> 20} MiB; lower --mem-fraction-static",
+        text=f"building needs {needed_bytes >> 20} MiB and {engine.reserve_bytes >> 20} MiB have "
+        f"to stay free, found {free_bytes >> 20} MiB; {engine.memory_fix}",
     )
 
 
 def why_step_wise(plan: ResidencyPlan) -> Reason | None:
-    """Ask whether SGLang's own steps are faster than a walk under this plan.
+    """Ask whether the engine's own steps are faster than a walk under this plan.
 
     This is the whole policy: a plan that was measured to lose is not used.
     """
@@ -106,11 +142,11 @@ def agreed(
     gather: Callable[..., None],
     walking: tuple[int, ...] | None = None,
 ) -> Reason | None:
-    """Let all ranks stay off if one does: SGLang's own steps wait for each other.
+    """Let all ranks stay off if one does: an engine's own steps wait for each other.
 
     Args:
         reason: of this rank.
-        group: SGLang's group of the ranks that draft together: world_size, cpu_group.
+        group: the engine's group of the ranks that draft together: world_size, cpu_group.
         gather: `torch.distributed.all_gather_object`.
         walking: the batches that would walk on this rank, where these are known. In a batch that
             walks on some ranks only, the others would wait for them.

@@ -3,74 +3,78 @@
 from __future__ import annotations
 
 import logging
+import os
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from wts.engines.common.buckets import Bucket, Walks
+    from wts.engines.common.engine import Draft, Engine
     from wts.engines.common.reasons import Reason
 
-__all__ = ["describe_buckets", "stays_off", "walks_line", "will_walk"]
-
-logger = logging.getLogger("wts.sglang")
-
-_DRAFTS = {
-    "dspark": "SGLang's DSpark draft",
-    "domino": "SGLang's Domino rollout",
-    "plugin": "SGLang",
-}
+__all__ = ["describe_buckets", "engine_off", "set_level", "stays_off", "walks_line", "will_walk"]
 
 
-def stays_off(draft: str, reason: Reason) -> None:
-    """Log that SGLang's own steps run, and why.
+def set_level(engine: Engine) -> None:
+    """Have plans and hooks in the log, where the user asks for them."""
+    if os.environ.get(engine.verbose) == "1":
+        engine.logger.setLevel(logging.DEBUG)
 
-    While plugins load SGLang has not set up its log: only a warning is seen then.
 
-    Args:
-        draft: "dspark", "domino", or "plugin" where none was reached.
-        reason: why.
+def engine_off(engine: Engine, reason: Reason) -> None:
+    """Log that no draft of an engine will walk, and why.
+
+    While plugins load an engine has not set up its log: only a warning is seen then.
     """
-    unseen = draft == "plugin" and reason.kind != "switch"
-    level = logging.WARNING if unseen else logging.INFO
-    logger.log(level, "wts: off for %s: %s", _DRAFTS[draft], reason)
+    level = logging.INFO if reason.kind == "switch" else logging.WARNING
+    engine.logger.log(level, "wts: off for %s: %s", engine.name, reason)
 
 
-def will_walk(draft: str, walks: Walks) -> None:
+def stays_off(draft: Draft, reason: Reason) -> None:
+    """Log that the engine's own steps run, and why."""
+    draft.engine.logger.info("wts: off for %s: %s", draft.name, reason)
+
+
+def will_walk(walks: Walks) -> None:
     """Log that walks run: of what, in which batches, and what they hold.
 
     It raises nothing: ranks have agreed on walking by then.
     """
+    draft = walks.draft
+    logger = draft.engine.logger
     try:
-        line = walks_line(draft, walks)
+        line = walks_line(walks)
     except Exception:  # the line is of less use than the walks
-        logger.warning("wts: on for %s, but not described", _DRAFTS[draft], exc_info=True)
+        logger.warning("wts: on for %s, but not described", draft.name, exc_info=True)
         return
     logger.info("%s", line)
     for plan in walks.walkers.plans:
         logger.debug("wts: %s", plan)
 
 
-def walks_line(draft: str, walks: Walks) -> str:
+def walks_line(walks: Walks) -> str:
     """The line of walks: head, sizes, path of each batch, bytes held, build time."""
-    head = walks.head
+    head, engine = walks.head, walks.draft.engine
     return (
-        f"wts: on for {_DRAFTS[draft]}: {head.kind} head, V {head.vocab}, r {head.rank}, "
-        f"K {walks.steps}; {describe_buckets(walks.buckets)}; "
+        f"wts: on for {walks.draft.name}: {head.kind} head, V {head.vocab}, r {head.rank}, "
+        f"K {walks.steps}; {describe_buckets(engine, walks.buckets)}; "
         f"{'a greedy plan beside each sampled one; ' if walks.walkers.greedy_beside else ''}"
         f"{walks.walkers.memory_bytes / 2**20:.0f} MiB held, built in {walks.built_s:.1f} s"
     )
 
 
-def describe_buckets(buckets: tuple[Bucket, ...]) -> str:
+def describe_buckets(engine: Engine, buckets: tuple[Bucket, ...]) -> str:
     """Which path each batch takes, neighbours of one path together.
 
     Args:
+        engine: whose own steps run where walks do not.
         buckets: by rising batch.
     """
+    own = f"{engine.name}'s own steps"
     parts: list[tuple[int, int, str]] = []
     least = 1
     for bucket in buckets:
         if bucket.reason is not None:
-            path = f"SGLang's own steps ({bucket.reason})"
+            path = f"{own} ({bucket.reason})"
         else:
             product = " and a matrix product" if bucket.product else ""
             path = f"1 kernel{product} a block, {100 * bucket.resident_share:.0f} % resident"
@@ -79,7 +83,7 @@ def describe_buckets(buckets: tuple[Bucket, ...]) -> str:
         else:
             parts.append((least, bucket.batch, path))
         least = bucket.batch + 1
-    parts.append((least, 0, "SGLang's own steps"))
+    parts.append((least, 0, own))
     return "; ".join(
         f"batch {low} and above: {path}"
         if high == 0

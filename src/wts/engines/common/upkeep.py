@@ -1,39 +1,31 @@
 """What running walks need from the host: fresh weights after an update, and a look at the status.
 
-Both are hung on methods of SGLang in the process that drafts, and only there.
+Both follow methods of the engine, in the process that drafts, and only there. An engine's methods
+hold what follows them weakly: whoever serves walks keeps their upkeep, and a draft that is gone is
+not packed again.
 """
 
 from __future__ import annotations
 
 import functools
 import importlib
+import inspect
 import logging
 import time
-from collections.abc import Callable
+import weakref
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeAlias
 
 import torch
 
+from wts.engines.common.engine import Engine, Methods
 from wts.engines.common.reasons import Agree, Reason
 from wts.errors import HeadError, WalkError, WalkTimeout
 from wts.heads.base import Head
 from wts.walk.walker_set import WalkerSet
 
-__all__ = [
-    "BUCKETS",
-    "CHECK_EVERY_S",
-    "MOST_TIMEOUTS",
-    "RESULTS",
-    "STAGING",
-    "UPDATES",
-    "Upkeep",
-    "attach",
-    "clear_padding",
-    "wrap_after",
-]
-
-logger = logging.getLogger("wts.sglang")
+__all__ = ["CHECK_EVERY_S", "MOST_TIMEOUTS", "Upkeep", "class_of", "follow"]
 
 CHECK_EVERY_S = 5.0
 """Seconds between two looks at the status; each waits for the GPU once for each kernel."""
@@ -41,48 +33,26 @@ CHECK_EVERY_S = 5.0
 MOST_TIMEOUTS = 3
 """Walks given up, on one rank, before the server is told to stop."""
 
-_UPDATER = "sglang.srt.model_executor.model_runner_components.weight_updater.WeightUpdater"
-
-UPDATES = (
-    _UPDATER,
-    ("update_weights_from_disk", "update_weights_from_ipc", "end_weight_update"),
-)
-"""Where an online change of weights is complete, the target's or the draft's."""
-
-BUCKETS = (_UPDATER, ("load_weights_from_distributed", "update_weights_from_tensor"))
-"""What changes a part of the weights; SGLang takes these only before an `end_weight_update`."""
-
-RESULTS = (
-    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor",
-    ("process_batch_result_decode",),
-)
-"""Where the host has waited for a batch's results anyway, outside of every capture."""
-
-
-STAGING = (
-    "sglang.srt.speculative.dspark_components.dspark_draft_sampler.DsparkDraftSampler",
-    "stage_sampling_params",
-)
-"""Where a batch's temperatures are written before its graph is replayed, those of padding not."""
-
 
 def _alone(reason: Reason | None) -> Reason | None:
     return reason
 
 
-@dataclass(slots=True, kw_only=True, eq=False)
+@dataclass(slots=True, kw_only=True, eq=False, weakref_slot=True)
 class Upkeep:
     """One head's walks, kept true.
 
     Args:
+        engine: whose walks they are.
         walkers: the walks.
-        adopt: reads SGLang's modules again.
+        adopt: reads the engine's modules again.
         ranks: how many ranks draft the same block.
         clock: seconds, monotonic.
         agree: makes a reason that of all ranks.
-        active: whether walks run. Methods stay hooked where they do not, and then do nothing.
+        active: whether walks run. Methods stay followed where they do not, and nothing is done.
     """
 
+    engine: Engine
     walkers: WalkerSet
     adopt: Callable[[], Head | Reason]
     ranks: int
@@ -96,6 +66,50 @@ class Upkeep:
     def __post_init__(self) -> None:
         self.checked = self.clock()
 
+    def attach(
+        self,
+        *,
+        updates: Sequence[Methods],
+        parts: Sequence[Methods],
+        results: Sequence[Methods],
+    ) -> Reason | None:
+        """Follow methods of the engine: all of them, or walks are turned off.
+
+        Args:
+            updates: after which a change of weights is complete.
+            parts: after which a part of the weights has changed; one of `updates` comes later.
+            results: after which the host has waited for a batch anyway, outside of every capture.
+
+        Returns:
+            Why it cannot be: then walks must stay off, since updated weights would not reach them.
+        """
+        reason = self._attach(
+            [
+                *((methods, self.refresh) for methods in updates),
+                *((methods, self.mark) for methods in parts),
+                *((methods, self.look) for methods in results),
+            ]
+        )
+        self.active = reason is None
+        return reason
+
+    def _attach(self, wanted: Sequence[tuple[Methods, Callable[[], None]]]) -> Reason | None:
+        found: list[tuple[type, str, Callable[[], None]]] = []
+        path = ""
+        try:
+            for methods, then in wanted:
+                path = methods.owner
+                owner = class_of(path)
+                missing = [name for name in methods.names if not hasattr(owner, name)]
+                if missing:
+                    return Reason(kind="hook", text=f"{path} has no {', '.join(missing)}")
+                found += [(owner, name, then) for name in methods.names]
+            for owner, name, then in found:
+                follow(owner, name, then, self.engine.logger)
+        except Exception as error:  # an import of an engine can fail in any way
+            return Reason(kind="hook", text=f"cannot hook {path}: {type(error).__name__}: {error}")
+        return None
+
     def mark(self) -> None:
         """Note that a part of the weights changed: packing waits for the end of the update."""
         self.dirty = True
@@ -107,8 +121,8 @@ class Upkeep:
 
         Raises:
             HeadError: the modules no longer hold the head that was adopted, or packing it failed,
-                here or on another rank. The captured graphs cannot go back to SGLang's steps, and
-                must not serve the old weights.
+                here or on another rank. The captured graphs cannot go back to the engine's steps,
+                and must not serve the old weights.
         """
         if not self.active:
             return
@@ -122,12 +136,12 @@ class Upkeep:
                 if full
                 else "the head that was adopted, with new values of the same shapes and types",
                 found=str(reason),
-                fix="lower --mem-fraction-static and restart the server"
+                fix=f"{self.engine.memory_fix} and restart the server"
                 if full
                 else "restart the server",
             )
         self.dirty = False
-        logger.info("wts: packed the updated weights of the draft's head")
+        self.engine.logger.info("wts: packed the updated weights of the draft's head")
 
     def _pack(self) -> Reason | None:
         """Pack once, or twice where memory that torch keeps was in the way; why it failed."""
@@ -150,7 +164,7 @@ class Upkeep:
         except WalkError as error:
             return Reason(kind="head", text=str(error))
         except Exception as error:  # other ranks wait for this one's answer, whatever it is
-            logger.warning("wts: packing updated weights failed", exc_info=True)
+            self.engine.logger.warning("wts: packing updated weights failed", exc_info=True)
             return Reason(kind="build", text=f"{type(error).__name__}: {error}")
         return None
 
@@ -165,9 +179,9 @@ class Upkeep:
         if not self.active or now - self.checked < CHECK_EVERY_S:
             return
         if self.dirty:
-            logger.warning(
-                "wts: weights are being updated; drafts use the head as it was before, until "
-                "end_weight_update"
+            self.engine.logger.warning(
+                "wts: weights are being updated; drafts use the head as it was before, until %s",
+                self.engine.update_end,
             )
         try:
             self.walkers.check()
@@ -175,10 +189,11 @@ class Upkeep:
             self.timeouts += 1
             if self.ranks > 1 or self.timeouts >= MOST_TIMEOUTS:
                 raise
-            logger.error(
+            self.engine.logger.error(
                 "wts: %s. Drafts since the last look may be wrong: greedy output is not affected, "
-                "sampled output may be. WTS_SGLANG=0 turns walks off",
+                "sampled output may be. %s=0 turns walks off",
                 error,
+                self.engine.switch,
             )
         self.checked = self.clock()
 
@@ -188,88 +203,69 @@ class Upkeep:
             torch.cuda.synchronize(device)
 
 
-def wrap_after(owner: type, name: str, then: Callable[[], None]) -> None:
+def class_of(path: str) -> Any:
+    """The class that a dotted path names; its module is imported."""
+    module, _, name = path.rpartition(".")
+    return getattr(importlib.import_module(module), name)
+
+
+_Follower: TypeAlias = Callable[[], Callable[[], None] | None]
+"""Gives what is to be called; None where its owner is gone."""
+
+_FOLLOWERS = "wts_followers"
+
+
+def follow(owner: type, name: str, then: Callable[[], None], logger: logging.Logger) -> None:
     """Let `then` run after a method of a class, also where it raised: it may have done a part.
 
-    Where both raise, the method's error is raised and that of `then` is logged.
+    Where both raise, the method's error is raised and that of `then` is logged. A method is wrapped
+    once, whatever follows it.
+
+    Args:
+        owner: the class.
+        name: of the method.
+        then: what follows. The owner of a bound method is not kept alive.
+        logger: of errors that are not raised.
 
     Raises:
         AttributeError: no such method.
     """
     method = getattr(owner, name)
+    follower: _Follower = weakref.WeakMethod(then) if inspect.ismethod(then) else lambda: then
+    followers: list[_Follower] | None = getattr(method, _FOLLOWERS, None)
+    if followers is not None:
+        followers.append(follower)
+        return
+    followers = [follower]
 
     @functools.wraps(method)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             result = method(*args, **kwargs)
         except Exception:
-            try:
-                then()
-            except Exception:
-                logger.exception("wts: what follows a failed %s failed too", name)
+            _call(followers, name, logger, failed=True)
             raise
-        then()
+        _call(followers, name, logger, failed=False)
         return result
 
+    setattr(wrapped, _FOLLOWERS, followers)
     setattr(owner, name, wrapped)
 
 
-def attach(upkeep: Upkeep) -> Reason | None:
-    """Hang an upkeep on SGLang's methods: on all of them, or it is turned off.
-
-    Returns:
-        Why it cannot be: then walks must stay off, since updated weights would not reach them.
-    """
-    reason = _attach(upkeep)
-    upkeep.active = reason is None
-    return reason
-
-
-def _attach(upkeep: Upkeep) -> Reason | None:
-    hooked = ((UPDATES, upkeep.refresh), (BUCKETS, upkeep.mark), (RESULTS, upkeep.look))
-    found: list[tuple[type, str, Callable[[], None]]] = []
-    try:
-        for (path, names), then in hooked:
-            module, _, owner_name = path.rpartition(".")
-            owner = getattr(importlib.import_module(module), owner_name)
-            missing = [name for name in names if not hasattr(owner, name)]
-            if missing:
-                return Reason(kind="hook", text=f"{path} has no {', '.join(missing)}")
-            found += [(owner, name, then) for name in names]
-        for owner, name, then in found:
-            wrap_after(owner, name, then)
-    except Exception as error:  # an import of SGLang can fail in any way
-        return Reason(kind="hook", text=f"cannot hook {path}: {type(error).__name__}: {error}")
-    return None
-
-
-def clear_padding() -> bool:
-    """Let rows that only fill a graph up be greedy, or a greedy batch would not be seen as one.
-
-    SGLang leaves them what an earlier batch had.
-
-    Returns:
-        Whether its method could be hooked; if not, such batches walk under the slower plan.
-    """
-    path, name = STAGING
-    module, _, owner_name = path.rpartition(".")
-    try:
-        owner = getattr(importlib.import_module(module), owner_name)
-        method = getattr(owner, name)
-    except Exception:  # an import of SGLang can fail in any way
-        logger.info("wts: greedy batches in padded graphs may walk under plans for sampled rows")
-        return False
-    if hasattr(method, "wts_clears_padding"):
-        return True
-
-    @functools.wraps(method)
-    def wrapped(sampler: Any, *args: Any, bs: int, **kwargs: Any) -> Any:
-        result = method(sampler, *args, bs=bs, **kwargs)
-        temperatures = getattr(getattr(sampler, "params", None), "step_temperatures", None)
-        if isinstance(temperatures, torch.Tensor):
-            temperatures[bs:].zero_()
-        return result
-
-    wrapped.wts_clears_padding = True  # type: ignore[attr-defined]
-    setattr(owner, name, wrapped)
-    return True
+def _call(followers: list[_Follower], name: str, logger: logging.Logger, *, failed: bool) -> None:
+    """Call all that follows a method; the first error is raised, unless the method has one."""
+    first: Exception | None = None
+    for follower in tuple(followers):
+        then = follower()
+        if then is None:
+            followers.remove(follower)
+            continue
+        try:
+            then()
+        except Exception as error:
+            if failed or first is not None:
+                logger.exception("wts: what follows a failed %s failed too", name)
+            else:
+                first = error
+    if first is not None:
+        raise first

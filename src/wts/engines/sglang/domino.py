@@ -6,21 +6,62 @@ Source:
 
 from __future__ import annotations
 
+import weakref
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
 from torch.nn import functional
 
-from wts.engines.common import report, upkeep
+from wts.engines.common import report
 from wts.engines.common.buckets import Walks, build_walks
-from wts.engines.common.reasons import Reason
+from wts.engines.common.reasons import Reason, why_not_ranks
+from wts.engines.common.upkeep import Upkeep
+from wts.engines.sglang import events
 from wts.engines.sglang.adopt import adopt_domino, plain_embedding
+from wts.engines.sglang.version import DOMINO, SGLANG, Release
 from wts.hardware.gpu import GpuSpec
 from wts.heads.domino import DominoHead
 from wts.walk.backends import BackendName
 
-__all__ = ["Rollout", "prepare"]
+__all__ = ["Modules", "Rollout", "prepare"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class Modules:
+    """The modules of SGLang that a head is made of, as long as a drafter has them.
+
+    They are held weakly: a Rollout is kept by its drafter, and would keep that one itself.
+
+    Args:
+        target_embedding: weak reference to the target's embedding.
+        prefix_gru: to the drafter's GRU.
+        embed_proj: to its projector.
+    """
+
+    target_embedding: weakref.ref[Any]
+    prefix_gru: weakref.ref[Any]
+    embed_proj: weakref.ref[Any]
+
+    @classmethod
+    def of(cls, arguments: dict[str, Any]) -> Modules:
+        """Those among the arguments of a rollout."""
+        return cls(**{name: weakref.ref(arguments[name]) for name in _MODULES})
+
+    def are_in(self, arguments: dict[str, Any]) -> bool:
+        """Whether a call is given the very same."""
+        return all(getattr(self, name)() is arguments[name] for name in _MODULES)
+
+    def adopt(self, *, vocab_size: int, shift_label: bool) -> DominoHead | Reason:
+        """Make a head of them; see `adopt_domino`."""
+        found = {name: getattr(self, name)() for name in _MODULES}
+        if any(module is None for module in found.values()):
+            return Reason(kind="head", text="the drafter is gone")
+        return adopt_domino(**found, vocab_size=vocab_size, shift_label=shift_label)
+
+
+_MODULES = ("target_embedding", "prefix_gru", "embed_proj")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -32,19 +73,20 @@ class Rollout:
         head: the head, whose labels may be shifted.
         modules: SGLang's modules that it was made of.
         tokens: int64 [most requests, K], where a captured rollout leaves its tokens.
+        upkeep: of the walks: it lives as long as they are served.
     """
 
     walks: Walks
     head: DominoHead
-    modules: tuple[Any, ...]
+    modules: Modules
     tokens: torch.Tensor
+    upkeep: Upkeep
 
     def takes(self, arguments: dict[str, Any]) -> bool:
         """Whether a call is one that was built for."""
         hidden = arguments["draft_hidden"]
-        given = tuple(arguments[name] for name in _MODULES)
         return (
-            all(new is old for new, old in zip(given, self.modules, strict=True))
+            self.modules.are_in(arguments)
             and _whole_vocabulary(arguments)
             and bool(arguments["shift_label"]) == self.head.shift_label
             and int(arguments["vocab_size"]) == self.head.vocab
@@ -81,13 +123,11 @@ class Rollout:
         )
 
 
-_MODULES = ("target_embedding", "prefix_gru", "embed_proj")
-
-
 def prepare(
     arguments: dict[str, Any],
     gpu: GpuSpec,
     *,
+    release: Release,
     most_requests: int,
     backend: BackendName = "device",
 ) -> Rollout | Reason:
@@ -96,6 +136,7 @@ def prepare(
     Args:
         arguments: those of SGLang's function.
         gpu: the GPU that walks are planned for.
+        release: the SGLang that asks.
         most_requests: the largest batch that will be captured.
         backend: "device", or "emulator" to try the same on a CPU.
 
@@ -103,10 +144,12 @@ def prepare(
         The rollout, or why SGLang's own runs; the log has said it.
     """
     found = _prepared(arguments, gpu, most_requests, backend)
+    if isinstance(found, Rollout):  # last: its upkeep may be called from then on
+        found = events.attach(found.upkeep, release) or found
     if isinstance(found, Reason):
-        report.stays_off("domino", found)
+        report.stays_off(DOMINO, found)
     else:
-        report.will_walk("domino", found.walks)
+        report.will_walk(found.walks)
     return found
 
 
@@ -116,16 +159,12 @@ def _prepared(
     reason = _why_not_these(arguments)
     if reason is not None:
         return reason
-
-    def adopt() -> DominoHead | Reason:
-        return adopt_domino(
-            target_embedding=arguments["target_embedding"],
-            prefix_gru=arguments["prefix_gru"],
-            embed_proj=arguments["embed_proj"],
-            vocab_size=int(arguments["vocab_size"]),
-            shift_label=arguments["shift_label"],
-        )
-
+    modules = Modules.of(arguments)
+    adopt = partial(
+        modules.adopt,
+        vocab_size=int(arguments["vocab_size"]),
+        shift_label=arguments["shift_label"],
+    )
     head = adopt()
     if isinstance(head, Reason):
         return head
@@ -140,6 +179,7 @@ def _prepared(
     walks = build_walks(
         head,
         gpu,
+        draft=DOMINO,
         most_requests=most_requests,
         steps=steps,
         base_type="bf16",
@@ -148,20 +188,14 @@ def _prepared(
     )
     if isinstance(walks, Reason):
         return walks
-    rollout = Rollout(
+    most = min(most_requests, walks.buckets[-1].batch)
+    return Rollout(
         walks=walks,
         head=head,
-        modules=tuple(arguments[name] for name in _MODULES),
-        tokens=torch.zeros(
-            min(most_requests, walks.buckets[-1].batch),
-            steps,
-            dtype=torch.int64,
-            device=head.table.device,
-        ),
+        modules=modules,
+        tokens=torch.zeros(most, steps, dtype=torch.int64, device=head.table.device),
+        upkeep=Upkeep(engine=SGLANG, walkers=walks.walkers, adopt=adopt, ranks=1),
     )
-    # Last: what is hung on SGLang's methods stays there.
-    reason = upkeep.attach(upkeep.Upkeep(walkers=walks.walkers, adopt=adopt, ranks=1))
-    return rollout if reason is None else reason
 
 
 def _whole_vocabulary(arguments: dict[str, Any]) -> bool:
@@ -171,10 +205,9 @@ def _whole_vocabulary(arguments: dict[str, Any]) -> bool:
 
 def _why_not_these(arguments: dict[str, Any]) -> Reason | None:
     group = arguments.get("tp_group")
-    if group is not None and group.world_size > 1:
-        return Reason(
-            kind="tensor parallelism", text="base logits of a rollout are sharded over ranks"
-        )
+    reason = why_not_ranks(DOMINO, 1 if group is None else group.world_size)
+    if reason is not None:
+        return reason
     if not _whole_vocabulary(arguments):
         return Reason(
             kind="candidates",

@@ -7,7 +7,6 @@ Source:
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, TypeAlias
@@ -15,10 +14,13 @@ from typing import Any, TypeAlias
 import torch
 
 from wts.dtypes import NumberType
-from wts.engines.common import report, upkeep
+from wts.engines.common import report
 from wts.engines.common.buckets import Walks, build_walks
 from wts.engines.common.reasons import Agree, Reason
+from wts.engines.common.upkeep import Upkeep
+from wts.engines.sglang import events
 from wts.engines.sglang.adopt import adopt_dspark, behaves
+from wts.engines.sglang.version import DSPARK, SGLANG, Release
 from wts.errors import describe
 from wts.hardware.gpu import GpuSpec
 from wts.heads.base import Head
@@ -28,8 +30,6 @@ from wts.walk.backends import BackendName
 from wts.walk.walker import Walker
 
 __all__ = ["Factory", "Step", "Steps", "base_type_of", "factory_of"]
-
-logger = logging.getLogger("wts.sglang")
 
 Step: TypeAlias = Callable[[torch.Tensor, torch.Tensor], tuple[torch.Tensor, Any]]
 """(hidden [bs K, H], anchor int64 [bs]) -> (tokens int64 [bs, K], confidence features)."""
@@ -46,6 +46,7 @@ class Factory:
         model: SGLang's draft model.
         head: what was adopted of it.
         gpu: the GPU that walks are planned for.
+        release: the SGLang that asks.
         backend: "device", or "emulator" to try the same on a CPU.
         agree: makes a reason that of all ranks.
         ranks: how many ranks draft the same block.
@@ -54,6 +55,7 @@ class Factory:
     model: Any
     head: Head
     gpu: GpuSpec
+    release: Release
     backend: BackendName
     agree: Agree
     ranks: int
@@ -95,16 +97,15 @@ class Factory:
         try:
             found = self._agreed(arguments)
         except Exception as error:  # whatever it is, SGLang can serve without walks
-            logger.warning("wts: building the draft's walks failed", exc_info=True)
+            SGLANG.logger.warning("wts: building the draft's walks failed", exc_info=True)
             found = Reason(kind="build", text=f"{type(error).__name__}: {error}")
         if isinstance(found, Reason):
-            report.stays_off("dspark", found)
+            report.stays_off(DSPARK, found)
             return lambda batch: None
-        walks, steps = found
-        report.will_walk("dspark", walks)
-        return steps.get
+        report.will_walk(found.walks)
+        return found.steps.get
 
-    def _agreed(self, given: _Arguments) -> tuple[Walks, dict[int, Step]] | Reason:
+    def _agreed(self, given: _Arguments) -> _Drafting | Reason:
         """What this rank has built, if all ranks have and none stays off."""
         base_type = base_type_of(self.model, self.head, given.gamma)
         reason = self.agree(base_type if isinstance(base_type, Reason) else None)
@@ -114,35 +115,27 @@ class Factory:
         built = self._built(given, base_type)
         if isinstance(built, Reason):
             return self.agree(built) or built
-        walks, steps = built
-        reason = self.agree(None, walks.walking)
+        reason = self.agree(None, built.walks.walking)
         if reason is not None:
             return reason
-        kept = upkeep.Upkeep(
-            walkers=walks.walkers,
-            adopt=lambda: adopt_dspark(self.model.markov_head),
-            ranks=self.ranks,
-            agree=self.agree,
-        )
         try:
-            reason = self.agree(upkeep.attach(kept))
+            reason = self.agree(events.attach(built.upkeep, self.release))
         except Exception:
-            kept.active = False
+            built.upkeep.active = False
             raise
         if reason is not None:
-            kept.active = False
+            built.upkeep.active = False
             return reason
-        if walks.walkers.greedy_beside:
-            upkeep.clear_padding()
-        return walks, steps
+        if built.walks.walkers.greedy_beside:
+            events.clear_padding(self.release)
+        return built
 
-    def _built(
-        self, given: _Arguments, base_type: NumberType
-    ) -> tuple[Walks, dict[int, Step]] | Reason:
+    def _built(self, given: _Arguments, base_type: NumberType) -> _Drafting | Reason:
         """Walks and their steps; it raises nothing, since other ranks wait for an answer."""
         walks = build_walks(
             self.head,
             self.gpu,
+            draft=DSPARK,
             most_requests=given.max_bs,
             steps=given.gamma,
             base_type=base_type,
@@ -153,10 +146,29 @@ class Factory:
             return walks
         try:
             reason = _why_not_logits(walks, given.step_logits)
-            return reason or (walks, _steps(self.model, walks, given))
+            if reason is not None:
+                return reason
+            upkeep = Upkeep(
+                engine=SGLANG,
+                walkers=walks.walkers,
+                adopt=lambda: adopt_dspark(self.model.markov_head),
+                ranks=self.ranks,
+                agree=self.agree,
+            )
+            steps = _steps(self.model, walks, given, upkeep)
+            return _Drafting(walks=walks, steps=steps, upkeep=upkeep)
         except Exception as error:  # a later SGLang's arguments, say
-            logger.warning("wts: making the draft's steps failed", exc_info=True)
+            SGLANG.logger.warning("wts: making the draft's steps failed", exc_info=True)
             return Reason(kind="build", text=f"{type(error).__name__}: {error}")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Drafting:
+    """What a rank has built: walks, the steps of each batch, and what keeps them true."""
+
+    walks: Walks
+    steps: dict[int, Step]
+    upkeep: Upkeep
 
 
 @dataclass(frozen=True, slots=True, kw_only=True, eq=False)
@@ -172,7 +184,7 @@ class _Arguments:
     step_temperatures: torch.Tensor
 
 
-def _steps(model: Any, walks: Walks, given: _Arguments) -> dict[int, Step]:
+def _steps(model: Any, walks: Walks, given: _Arguments, upkeep: Upkeep) -> dict[int, Step]:
     """The steps of all batches that walk: SGLang asks for each at once, and again in each call."""
     noise, logits = given.noise, given.step_logits
     stream = None if given.greedy_draft else Noise(key=noise.key, offset=noise.offset)
@@ -180,44 +192,54 @@ def _steps(model: Any, walks: Walks, given: _Arguments) -> dict[int, Step]:
     for batch in range(1, given.max_bs + 1):
         walker = walks.for_batch(batch)
         if walker is not None:
-            steps[batch] = _step(
-                model,
-                walker,
+            steps[batch] = _Step(
+                model=model,
+                walker=walker,
                 tokens=given.draft_tokens[: batch * given.gamma].view(batch, given.gamma),
                 noise=stream,
                 temperatures=None if stream is None else given.step_temperatures[:batch],
                 logits=None if logits is None else logits[:batch],
+                upkeep=upkeep,
             )
     return steps
 
 
-def _step(
-    model: Any,
-    walker: Walker,
-    *,
-    tokens: torch.Tensor,
-    noise: Noise | None,
-    temperatures: torch.Tensor | None,
-    logits: torch.Tensor | None,
-) -> Step:
-    """The step of one batch: base logits by the model, then a walk into SGLang's own buffers."""
-    batch, steps = tokens.shape
-    reads_hidden = walker.head.hidden_size is not None
+@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
+class _Step:
+    """The step of one batch: base logits by the model, then a walk into SGLang's own buffers.
 
-    def step(hidden: torch.Tensor, anchor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        base_logits, confidence_features = model.compute_base_logits(hidden)
-        walker(
+    Args:
+        model: SGLang's draft model.
+        walker: walks this batch.
+        tokens: int64 [B, K], where tokens go.
+        noise: of sampled rows; None where all are greedy, as temperatures.
+        temperatures: fp32 [B].
+        logits: [B, K, V], where sampled rows leave theirs; None where greedy.
+        upkeep: of the walks: it lives as long as a step that needs it.
+    """
+
+    model: Any
+    walker: Walker
+    tokens: torch.Tensor
+    noise: Noise | None
+    temperatures: torch.Tensor | None
+    logits: torch.Tensor | None
+    upkeep: Upkeep
+
+    def __call__(self, hidden: torch.Tensor, anchor: torch.Tensor) -> tuple[torch.Tensor, Any]:
+        batch, steps = self.tokens.shape
+        base_logits, confidence_features = self.model.compute_base_logits(hidden)
+        reads_hidden = self.walker.head.hidden_size is not None
+        self.walker(
             base_logits.view(batch, steps, -1),
             anchor,
             hidden=hidden.view(batch, steps, -1) if reads_hidden else None,
-            temperatures=temperatures,
-            noise=noise,
-            logits_out=logits,
-            out=tokens,
+            temperatures=self.temperatures,
+            noise=self.noise,
+            logits_out=self.logits,
+            out=self.tokens,
         )
-        return tokens, confidence_features
-
-    return step
+        return self.tokens, confidence_features
 
 
 def base_type_of(model: Any, head: Head, steps: int) -> NumberType | Reason:
@@ -299,6 +321,7 @@ def factory_of(
     model: Any,
     gpu: GpuSpec | Reason,
     *,
+    release: Release,
     agree: Agree,
     ranks: int,
     backend: BackendName = "device",
@@ -308,6 +331,7 @@ def factory_of(
     Args:
         model: SGLang's draft model.
         gpu: the GPU that walks are planned for, or why there is none: other ranks are told.
+        release: the SGLang that asks.
         agree: makes a reason that of all ranks.
         ranks: how many ranks draft the same block.
         backend: "device", or "emulator" to try the same on a CPU.
@@ -322,4 +346,12 @@ def factory_of(
     if reason is not None:
         return reason
     assert not isinstance(gpu, Reason)
-    return Factory(model=model, head=head, gpu=gpu, backend=backend, agree=agree, ranks=ranks)
+    return Factory(
+        model=model,
+        head=head,
+        gpu=gpu,
+        release=release,
+        backend=backend,
+        agree=agree,
+        ranks=ranks,
+    )

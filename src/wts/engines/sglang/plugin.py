@@ -6,18 +6,7 @@ is to register hooks. Everything else waits until a draft model is ready.
 
 from __future__ import annotations
 
-import logging
-import os
-
-__all__ = ["SWITCH", "VERBOSE", "register"]
-
-SWITCH = "WTS_SGLANG"
-"""Set to 0 to leave SGLang as it is."""
-
-VERBOSE = "WTS_SGLANG_VERBOSE"
-"""Set to 1 to have plans and hooks in the log."""
-
-logger = logging.getLogger("wts.sglang")
+__all__ = ["register"]
 
 
 def register() -> None:
@@ -26,19 +15,14 @@ def register() -> None:
     Source:
         SGLang 0.5.23, sglang/srt/plugins/__init__.py, `load_plugins`.
     """
-    from wts.engines.common import report
-    from wts.engines.common.reasons import Reason
+    from wts.engines.common import reasons, report
     from wts.engines.sglang import version
 
-    if os.environ.get(VERBOSE) == "1":
-        logger.setLevel(logging.DEBUG)
-    if os.environ.get(SWITCH) == "0":
-        report.stays_off("plugin", Reason(kind="switch", text=f"{SWITCH}=0"))
-        return
-    reason = version.why_not_version(version.sglang_version())
-    if reason is not None:
-        report.stays_off("plugin", reason)
+    report.set_level(version.SGLANG)
+    found = reasons.why_switched_off(version.SGLANG) or version.release_of(version.installed())
+    if isinstance(found, reasons.Reason):
+        report.engine_off(version.SGLANG, found)
         return
     from wts.engines.sglang import hooks
 
-    hooks.install()
+    hooks.Hooks(release=found).install()

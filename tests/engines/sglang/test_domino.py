@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import gc
+import weakref
 from typing import Any
 
 import pytest
@@ -11,20 +13,22 @@ from torch.nn import functional
 from sglang_draft import domino_arguments, parameter
 from strategies import anchors, hopper, recurrent_head
 from walks import walker_of
-from wts.engines.common import upkeep
 from wts.engines.common.reasons import Reason
-from wts.engines.sglang import domino, hooks
+from wts.engines.common.upkeep import Upkeep
+from wts.engines.sglang import domino, events
 from wts.engines.sglang.domino import Rollout, prepare
+from wts.engines.sglang.hooks import Hooks
+from wts.engines.sglang.version import RELEASES
 from wts.heads.domino import DominoHead
 
 STEPS, MOST, HIDDEN = 4, 3, 40
 
 
 @pytest.fixture(autouse=True)
-def no_engine(monkeypatch: pytest.MonkeyPatch) -> list[upkeep.Upkeep]:
+def no_engine(monkeypatch: pytest.MonkeyPatch) -> list[Upkeep]:
     """There is no SGLang to hang an upkeep on; those that were hung."""
-    hung: list[upkeep.Upkeep] = []
-    monkeypatch.setattr(upkeep, "attach", hung.append)
+    hung: list[Upkeep] = []
+    monkeypatch.setattr(events, "attach", lambda kept, release: hung.append(kept))
     return hung
 
 
@@ -46,8 +50,14 @@ def arguments_of(head: DominoHead, batch: int = MOST, **more: Any) -> dict[str, 
     return made | more
 
 
+def prepared(arguments: dict[str, Any]) -> Rollout | Reason:
+    return prepare(
+        arguments, hopper(4), release=RELEASES[-1], most_requests=MOST, backend="emulator"
+    )
+
+
 def rollout_of(arguments: dict[str, Any]) -> Rollout:
-    found = prepare(arguments, hopper(4), most_requests=MOST, backend="emulator")
+    found = prepared(arguments)
     assert isinstance(found, Rollout)
     return found
 
@@ -133,9 +143,7 @@ def test_what_cannot_walk_says_why(
     change: dict[str, Any], kind: str, word: str, caplog: pytest.LogCaptureFixture
 ) -> None:
     with caplog.at_level("INFO", logger="wts.sglang"):
-        found = prepare(
-            arguments_of(head_of()) | change, hopper(4), most_requests=MOST, backend="emulator"
-        )
+        found = prepared(arguments_of(head_of()) | change)
     assert isinstance(found, Reason)
     assert found.kind == kind
     assert word in found.text
@@ -149,7 +157,7 @@ def test_an_embedding_that_scales_is_sglangs() -> None:
 
     arguments = arguments_of(head_of())
     arguments["target_embedding"].__class__ = Scaled
-    found = prepare(arguments, hopper(4), most_requests=MOST, backend="emulator")
+    found = prepared(arguments)
     assert isinstance(found, Reason)
     assert "look-up" in found.text
 
@@ -159,7 +167,7 @@ def test_a_pool_of_all_tokens_is_the_whole_vocabulary() -> None:
 
 
 def test_an_update_of_the_targets_embedding_reaches_the_walks(
-    no_engine: list[upkeep.Upkeep],
+    no_engine: list[Upkeep],
 ) -> None:
     head, new = head_of(), head_of(seed=8)
     arguments = arguments_of(head)
@@ -188,19 +196,31 @@ def test_an_update_of_the_targets_embedding_reaches_the_walks(
 
 
 @pytest.fixture
-def on_emulator(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """Let the hook build on the emulator; the largest batch of each build."""
-    builds: list[int] = []
+def builds(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """The largest batch of each build."""
+    built: list[int] = []
 
-    def prepare_here(arguments: dict[str, Any], gpu: Any, *, most_requests: int) -> Any:
-        builds.append(most_requests)
-        return prepare(arguments, gpu, most_requests=most_requests, backend="emulator")
+    def watched(arguments: dict[str, Any], gpu: Any, *, most_requests: int, **more: Any) -> Any:
+        built.append(most_requests)
+        return prepare(arguments, gpu, most_requests=most_requests, **more)
 
-    monkeypatch.setattr(domino, "prepare", prepare_here)
-    monkeypatch.setattr(hooks, "_local_gpu", lambda: hopper(4))
-    monkeypatch.setattr(hooks, "_largest_batch", lambda: 1)
-    monkeypatch.setattr(hooks, "_rollouts", {})
-    return builds
+    monkeypatch.setattr(domino, "prepare", watched)
+    return built
+
+
+@pytest.fixture
+def hooks() -> Hooks:
+    """The hooks of one process, which build on the emulator."""
+    return hooks_of()
+
+
+def hooks_of() -> Hooks:
+    return Hooks(
+        release=RELEASES[-1],
+        backend="emulator",
+        gpu=lambda: hopper(4),
+        largest_batch=lambda: 1,
+    )
 
 
 OWN = torch.tensor([[-7]])
@@ -210,45 +230,43 @@ def original(*args: Any, **kwargs: Any) -> torch.Tensor:
     return OWN
 
 
-def test_the_first_warm_up_builds_and_later_calls_walk(on_emulator: list[int]) -> None:
+def test_the_first_warm_up_builds_and_later_calls_walk(hooks: Hooks, builds: list[int]) -> None:
     arguments = arguments_of(head_of())
     eager = arguments | {"in_cuda_graph": False}
     assert hooks.around_rollout(original, **eager) is OWN, "no request waits for a build"
-    assert on_emulator == []
+    assert builds == []
     first = hooks.around_rollout(original, **arguments).clone()
     assert first.shape == (MOST, STEPS)
     assert torch.equal(hooks.around_rollout(original, **eager), first)
     assert torch.equal(hooks.around_rollout(original, **arguments), first)
-    assert on_emulator == [MOST]
+    assert builds == [MOST]
     assert hooks.around_rollout(original, **arguments, candidate_pool=1) is not OWN
     assert hooks.around_rollout(original, **(arguments | {"candidate_pool_size": 9})) is OWN
     assert hooks.around_rollout(original, "anything", **arguments) is OWN
 
 
 def test_nothing_is_built_under_capture(
-    on_emulator: list[int], monkeypatch: pytest.MonkeyPatch
+    hooks: Hooks, builds: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
     assert hooks.around_rollout(original, **arguments_of(head_of())) is OWN
-    assert on_emulator == []
+    assert builds == []
 
 
-def test_a_head_that_cannot_walk_is_tried_once(on_emulator: list[int]) -> None:
+def test_a_head_that_cannot_walk_is_tried_once(hooks: Hooks, builds: list[int]) -> None:
     arguments = arguments_of(head_of(), candidate_pool_size=9)
     for _ in range(3):
         assert hooks.around_rollout(original, **arguments) is OWN
-    assert on_emulator == [MOST]
+    assert builds == [MOST]
 
 
 @pytest.mark.parametrize("missing", ["embed_proj", "shift_label"])
 def test_arguments_of_another_sglang_are_sglangs(
     missing: str,
-    on_emulator: list[int],
-    monkeypatch: pytest.MonkeyPatch,
+    hooks: Hooks,
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    monkeypatch.setattr(hooks, "_warned", set())
     arguments = arguments_of(head_of())
     assert hooks.around_rollout(original, **arguments) is not OWN
     del arguments[missing]
@@ -259,19 +277,19 @@ def test_arguments_of_another_sglang_are_sglangs(
 
 
 def test_nothing_is_hung_where_the_tokens_find_no_memory(
-    no_engine: list[upkeep.Upkeep], monkeypatch: pytest.MonkeyPatch
+    no_engine: list[Upkeep], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(**parts: Any) -> None:
         raise torch.OutOfMemoryError(list(parts))
 
     monkeypatch.setattr(domino, "Rollout", full)
     with pytest.raises(torch.OutOfMemoryError):
-        prepare(arguments_of(head_of()), hopper(4), most_requests=MOST, backend="emulator")
+        prepared(arguments_of(head_of()))
     assert no_engine == []
 
 
 def test_a_failure_is_a_line_in_the_log(
-    on_emulator: list[int], monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    hooks: Hooks, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def fail(*args: Any, **kwargs: Any) -> None:
         raise RuntimeError("anything")
@@ -280,3 +298,56 @@ def test_a_failure_is_a_line_in_the_log(
     with caplog.at_level("INFO", logger="wts.sglang"):
         assert hooks.around_rollout(original, **arguments_of(head_of())) is OWN
     assert "off for SGLang's Domino rollout: RuntimeError: anything" in caplog.text
+
+
+def test_a_drafter_that_is_gone_leaves_nothing_behind(
+    hooks: Hooks, no_engine: list[Upkeep]
+) -> None:
+    arguments = arguments_of(head_of())
+    assert hooks.around_rollout(original, **arguments) is not OWN
+    kept, drafter = weakref.ref(no_engine.pop()), weakref.ref(arguments["embed_proj"])
+    gc.collect()
+    assert kept() is not None, "walks are served while the drafter lives"
+    assert hooks.around_rollout(original, **arguments) is not OWN
+    del arguments
+    gc.collect()
+    assert drafter() is None
+    assert kept() is None
+
+
+def test_a_reason_is_forgotten_with_its_drafter(hooks: Hooks, builds: list[int]) -> None:
+    """Another drafter may lie where it lay."""
+    arguments = arguments_of(head_of(), candidate_pool_size=9)
+    assert hooks.around_rollout(original, **arguments) is OWN
+    drafter = weakref.ref(arguments["embed_proj"])
+    del arguments
+    gc.collect()
+    assert drafter() is None
+    assert hooks.around_rollout(original, **arguments_of(head_of())) is not OWN
+    assert builds == [MOST, MOST]
+
+
+def test_two_servers_in_a_process_share_nothing(
+    builds: list[int], caplog: pytest.LogCaptureFixture
+) -> None:
+    servers = [hooks_of(), hooks_of()]
+    arguments = arguments_of(head_of())
+    for server in servers:
+        assert server.around_rollout(original, **arguments) is not OWN
+    assert builds == [MOST, MOST]
+    del arguments["shift_label"]
+    for server in servers * 2:
+        assert server.around_rollout(original, **arguments) is OWN
+    assert [record.levelname for record in caplog.records] == ["WARNING"] * 2
+
+
+def test_modules_that_are_gone_cannot_be_adopted_again() -> None:
+    arguments = arguments_of(head_of())
+    modules = domino.Modules.of(arguments)
+    assert modules.are_in(arguments)
+    assert isinstance(modules.adopt(vocab_size=517, shift_label=False), DominoHead)
+    del arguments["embed_proj"]
+    gc.collect()
+    found = modules.adopt(vocab_size=517, shift_label=False)
+    assert isinstance(found, Reason)
+    assert "gone" in found.text

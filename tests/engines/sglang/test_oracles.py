@@ -21,9 +21,10 @@ from sglang_draft import Buffers, domino_arguments
 from sglang_oracle import draft_of, input_ids, one_rank, same_block, sampler_of, sglang_or_skip
 from strategies import anchors, hopper, recurrent_head
 from wts.bench.baselines.sglang_steps import Sglang
-from wts.engines.common import upkeep
-from wts.engines.common.upkeep import Upkeep
+from wts.engines.common.upkeep import Upkeep, class_of
+from wts.engines.sglang import events
 from wts.engines.sglang.domino import Rollout, prepare
+from wts.engines.sglang.version import RELEASES, SGLANG
 from wts.heads.base import Head
 from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
@@ -96,13 +97,15 @@ def test_the_sampler_drafts_what_sglangs_steps_draft(
 def test_the_rollout_drafts_what_sglangs_rollout_drafts(
     library: Sglang, shift_label: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(upkeep, "attach", lambda kept: None)
+    monkeypatch.setattr(events, "attach", lambda kept, release: None)
     head = recurrent_head(DominoHead, shift_label=shift_label)
     assert isinstance(head, DominoHead)
     generator = torch.Generator().manual_seed(2)
     block = torch.randn(MOST, STEPS + 1, HIDDEN, generator=generator).bfloat16()
     arguments = domino_arguments(head, block_hidden=block, anchor=anchors(head, MOST, seed=1))
-    rollout = prepare(arguments, hopper(4), most_requests=MOST, backend="emulator")
+    rollout = prepare(
+        arguments, hopper(4), release=RELEASES[-1], most_requests=MOST, backend="emulator"
+    )
     assert isinstance(rollout, Rollout)
     assert rollout.takes(arguments)
     hidden = head.drafting_hidden(block)
@@ -130,28 +133,27 @@ class Failing:
 
 @pytest.mark.usefixtures("library")
 def test_the_methods_that_an_upkeep_is_hung_on_exist(monkeypatch: pytest.MonkeyPatch) -> None:
-    import importlib
-
-    for path, names in (upkeep.UPDATES, upkeep.RESULTS):
-        module, _, owner_name = path.rpartition(".")
-        owner = getattr(importlib.import_module(module), owner_name)
-        for name in names:
+    release = RELEASES[-1]
+    for methods in (release.updates, release.parts, release.results):
+        owner = class_of(methods.owner)
+        for name in methods.names:
             monkeypatch.setattr(owner, name, getattr(owner, name))  # put back afterwards
     kept = Upkeep(
+        engine=SGLANG,
         walkers=Failing(),  # type: ignore[arg-type]
         adopt=lambda: pytest.fail("adopted"),
         ranks=1,
     )
-    assert upkeep.attach(kept) is None
+    assert events.attach(kept, release) is None
 
 
 @pytest.mark.usefixtures("library")
 def test_padded_temperatures_of_its_sampler_are_cleared(monkeypatch: pytest.MonkeyPatch) -> None:
     from sglang.srt.speculative.dspark_components.dspark_draft_sampler import DsparkDraftSampler
 
-    name = upkeep.STAGING[1]
+    (name,) = RELEASES[-1].staging.names
     monkeypatch.setattr(DsparkDraftSampler, name, getattr(DsparkDraftSampler, name))
-    assert upkeep.clear_padding()
+    assert events.clear_padding(RELEASES[-1])
     assert getattr(DsparkDraftSampler, name).wts_clears_padding
 
 

@@ -1,48 +1,27 @@
-"""Why walks stay off, as data; the line that says which path runs; one decision on all ranks."""
+"""Why walks stay off, as data; one decision on all ranks."""
 
 from __future__ import annotations
 
-import logging
 import pickle
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from strategies import hopper
-from wts.engines.common import report
-from wts.engines.common.buckets import Bucket, build_walks
 from wts.engines.common.reasons import (
-    RESERVE_BYTES,
     Reason,
     agreed,
+    why_not_draft,
     why_not_gpu,
     why_not_memory,
+    why_not_ranks,
     why_step_wise,
+    why_switched_off,
 )
-from wts.engines.sglang.version import why_not_version
+from wts.engines.sglang.version import DOMINO, DSPARK, SGLANG
 from wts.hardware.gpu import GPUS
 from wts.heads.kinds import Shape
-from wts.heads.markov import MarkovHead
 from wts.kernels.planner import plan_residency
-
-
-@pytest.mark.parametrize("version", ["0.5.23", "0.5.23.post1", "0.5.23+cu130"])
-def test_the_known_version_and_its_post_releases_are_served(version: str) -> None:
-    assert why_not_version(version) is None
-
-
-@pytest.mark.parametrize("version", ["0.5.22", "0.5.24", "0.5.230", "0.5.23rc1", "1.0", "0x5y23"])
-def test_other_versions_are_named(version: str) -> None:
-    reason = why_not_version(version)
-    assert reason is not None
-    assert reason.kind == "version"
-    assert version in reason.text
-    assert "0.5.23" in reason.text
-
-
-def test_no_sglang_is_a_reason() -> None:
-    assert why_not_version(None) == Reason(kind="version", text="SGLang is not installed")
 
 
 def test_only_hopper_walks() -> None:
@@ -55,8 +34,13 @@ def test_only_hopper_walks() -> None:
 
 def test_the_reserve_stays_free_to_the_byte() -> None:
     needed = 100 << 20
-    assert why_not_memory(needed_bytes=needed, free_bytes=needed + RESERVE_BYTES) is None
-    reason = why_not_memory(needed_bytes=needed, free_bytes=needed + RESERVE_BYTES - 1)
+    assert (
+        why_not_memory(SGLANG, needed_bytes=needed, free_bytes=needed + SGLANG.reserve_bytes)
+        is None
+    )
+    reason = why_not_memory(
+        SGLANG, needed_bytes=needed, free_bytes=needed + SGLANG.reserve_bytes - 1
+    )
     assert reason is not None
     assert reason.kind == "memory"
     assert "100 MiB" in reason.text
@@ -127,48 +111,35 @@ def test_ranks_that_would_walk_in_other_batches_stay_off(other: tuple[int, ...] 
         assert decided.text == f"rank 0 would walk in batches (1, 2), rank 1 in {other}"
 
 
-def bucket(
-    batch: int, share: float = 1.0, reason: Reason | None = None, *, product: bool = False
-) -> Bucket:
-    return Bucket(batch=batch, resident_share=share, product=product, reason=reason)
-
-
-def test_neighbours_of_one_path_are_told_together() -> None:
-    slow = Reason(kind="plan", text="too slow")
-    text = report.describe_buckets(
-        (bucket(1), bucket(2, 0.5), bucket(4, 0.5), bucket(8, 0.5, slow), bucket(16, 0.5, slow))
+def test_what_walks_of_a_draft_is_data() -> None:
+    assert why_not_draft(DSPARK, "gated", sampled=True) is None
+    assert why_not_draft(DOMINO, "domino", sampled=False) is None
+    other = why_not_draft(DSPARK, "domino", sampled=False)
+    assert other == Reason(
+        kind="head", text="it has a domino head, wanted is one of markov, gated, rnn"
     )
-    assert text.split("; ") == [
-        "batch 1: 1 kernel a block, 100 % resident",
-        "batch 2 to 4: 1 kernel a block, 50 % resident",
-        "batch 5 to 16: SGLang's own steps (too slow)",
-        "batch 17 and above: SGLang's own steps",
-    ]
+    sampled = why_not_draft(DOMINO, "domino", sampled=True)
+    assert sampled is not None
+    assert "sampled" in sampled.text
 
 
-def test_the_product_of_hidden_states_is_told() -> None:
-    text = report.describe_buckets((bucket(2), bucket(4, product=True)))
-    assert text.startswith(
-        "batch 1 to 2: 1 kernel a block, 100 % resident; "
-        "batch 3 to 4: 1 kernel and a matrix product a block, 100 % resident; "
-    )
+def test_one_rank_always_may_and_more_where_the_draft_says_so() -> None:
+    assert why_not_ranks(DOMINO, 1) is None
+    assert why_not_ranks(DSPARK, 8) is None
+    reason = why_not_ranks(DOMINO, 2)
+    assert reason is not None
+    assert reason.kind == "tensor parallelism"
+    assert reason.text == DOMINO.one_rank
 
 
-def test_the_line_names_what_walks(caplog: pytest.LogCaptureFixture) -> None:
-    walks = build_walks(
-        MarkovHead.random(vocab=517, rank=64, seed=1),
-        hopper(4),
-        most_requests=2,
-        steps=5,
-        base_type="bf16",
-        sampled=True,
-        backend="emulator",
-    )
-    assert not isinstance(walks, Reason)
-    with caplog.at_level(logging.INFO, logger="wts.sglang"):
-        report.will_walk("dspark", walks)
-        report.stays_off("domino", REASON)
-    on, off = caplog.messages
-    for word in ("DSpark", "markov head", "V 517", "r 64", "K 5", "batch 1 to 2", "MiB held"):
-        assert word in on
-    assert off == "wts: off for SGLang's Domino rollout: none left"
+@pytest.mark.parametrize(("value", "off"), [(None, False), ("1", False), ("", False), ("0", True)])
+def test_only_0_turns_an_engine_off(
+    value: str | None, off: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if value is None:
+        monkeypatch.delenv(SGLANG.switch, raising=False)
+    else:
+        monkeypatch.setenv(SGLANG.switch, value)
+    reason = why_switched_off(SGLANG)
+    assert (reason is not None) == off
+    assert reason is None or reason.text == "WTS_SGLANG=0"

@@ -94,7 +94,7 @@ def build_sglang(folder: Path, version: str = "0.5.23", **changed: str) -> None:
 def run(folder: Path, code: str, **environment: str) -> str:
     """What a fresh process prints, in which only this folder may hold an SGLang."""
     source = Path(wts.__file__).parents[1]
-    paths = [str(folder), str(source), str(Path(__file__).parent)]
+    paths = [str(folder), str(source), str(Path(__file__).parents[2])]
     kept = {name: value for name, value in os.environ.items() if not name.startswith("WTS_")}
     done = subprocess.run(
         [sys.executable, "-c", code],
@@ -215,21 +215,19 @@ draft = Draft(stand_in(head), vocab=517, hidden_size=40)
 """
 ON_EMULATOR = """
 from functools import partial
-from wts.engines.common import upkeep
-from wts.engines.sglang import dspark, hooks
-hooks._local_gpu = lambda: hopper(4)
-dspark.factory_of = partial(dspark.factory_of, backend="emulator")
-upkeep.attach = lambda kept: None
+from wts.engines.sglang import events, hooks
+hooks.Hooks = partial(hooks.Hooks, backend="emulator", gpu=lambda: hopper(4))
+events.attach = lambda kept, release: None
 """
 
 
 def test_a_draft_model_gets_our_factory(tmp_path: Path) -> None:
     build_sglang(tmp_path)
     code = (
-        SETUP
-        + APPLY
-        + DRAFT
+        DRAFT
         + ON_EMULATOR
+        + SETUP
+        + APPLY
         + (
             "steps = binding.megakernel_draft_sampler(draft)(\n"
             "    **Buffers(head, most=2, steps=4).arguments())\n"
@@ -268,7 +266,7 @@ def test_a_rank_without_a_gpu_answers_the_other(tmp_path: Path) -> None:
 def test_the_entry_point_is_the_one_that_is_declared() -> None:
     import tomllib
 
-    project = tomllib.loads((Path(__file__).parents[1] / "pyproject.toml").read_text())
+    project = tomllib.loads((Path(__file__).parents[3] / "pyproject.toml").read_text())
     (value,) = project["project"]["entry-points"]["sglang.srt.plugins"].values()
     module, _, name = value.partition(":")
     assert (module, name) == ("wts.engines.sglang.plugin", "register")
