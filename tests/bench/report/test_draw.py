@@ -1,121 +1,34 @@
-"""`wts plot`: figures come from records alone, and committed ones from the committed records."""
+"""Figures come from records alone, and committed ones from the committed records."""
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from wts import cli
-from wts.bench.record import Record, read, validate
+from bench.report.results import H200, ROOT, lines_of, record, results, texts
+from wts.bench.record import Record, read
 from wts.bench.report.chip import footprint, placement
 from wts.bench.report.cost_fit import errors
 from wts.bench.report.draw import FIGURES, draw_all
 from wts.bench.report.engine import gains
 from wts.bench.report.heads import heads
 from wts.bench.report.model import model
-from wts.bench.report.points import Results, latest, load, stepwise, times
+from wts.bench.report.points import Results, load
 from wts.bench.report.predicted import mean_error, predictions
 from wts.bench.report.walks import grid, slopes, timeline
-from wts.errors import InputError
 from wts.kernels.resident.cost import Constants
 
 pytest.importorskip("matplotlib")
 
-ROOT = Path(__file__).parents[1]
-H200 = ROOT / "benchmarks" / "results" / "h200"
 COMMITTED = ROOT / "benchmarks" / "figures" / "h200"
-
-ENVIRONMENT = {
-    "schema": 1,
-    "weights": "int8",
-    "r": 256,
-    "inputs": "random",
-    "gpu": "h200",
-    "sms": 132,
-    "driver": "1",
-    "cuda": "13.0",
-    "torch": "2",
-    "sglang": None,
-    "commit": "abc",
-    "dirty": False,
-    "time": "2026-01-01T00:00:00Z",
-    "run_id": "one",
-    "n": 3,
-    "excludes": "",
-    "resident_share": 1.0,
-    "plan": "x",
-    "cache": "cold",
-}
-
-
-def record(us: float, *, bench: str = "head", **fields: object) -> Record:
-    found = {
-        **ENVIRONMENT,
-        "bench": bench,
-        "path": "wts",
-        "head": "markov",
-        "V": 151_936,
-        "B": 1,
-        "K": 1,
-        "T": 0.0,
-        "p50_us": us,
-        "p05_us": us,
-        "p95_us": us,
-        **fields,
-    }
-    validate(found)
-    return found
-
-
-def results(**records: Sequence[Record]) -> Results:
-    every = {name: records.get(name, []) for name in ("head", "placement", "serving", "acceptance")}
-    return Results(gpu="h200", digest="d", records=every)
-
-
-def lines_of(path: str, entry: float, step: float, **fields: object) -> list[Record]:
-    return [record(entry + step * k, path=path, K=k, **fields) for k in (1, 7, 16)]
-
-
-def texts(figure: Any) -> str:
-    from matplotlib.text import Text
-
-    return "\n".join(text.get_text() for text in figure.findobj(Text))
 
 
 @pytest.fixture(scope="module")
 def committed() -> Results:
     return load(H200)
-
-
-class TestPoints:
-    def test_only_the_latest_run_counts(self) -> None:
-        old = record(1.0, run_id="old", time="2026-01-01T00:00:00Z")
-        new = record(2.0, run_id="new", time="2026-01-02T00:00:00Z")
-        warm = record(3.0, run_id="warm", time="2026-01-03T00:00:00Z", cache="warm")
-        assert latest([new, old, warm], lambda r: r["cache"] == "cold") == [new]
-        assert latest([warm], lambda r: r["cache"] == "cold") == []
-
-    def test_the_fastest_step_wise_path_counts(self) -> None:
-        paths = times([record(9.0, path="sglang"), record(7.0, path="step_torch"), record(1.0)])
-        (by_path,) = paths.values()
-        assert stepwise(by_path, 1) == 7.0
-        assert stepwise(by_path, 2) is None
-
-    def test_a_folder_without_records_is_an_error(self, tmp_path: Path) -> None:
-        with pytest.raises(InputError, match=r"head\.jsonl"):
-            load(tmp_path)
-
-    def test_digest_follows_the_records(self, tmp_path: Path) -> None:
-        for name, us in (("a", 1.0), ("b", 2.0), ("c", 1.0)):
-            (tmp_path / name).mkdir()
-            (tmp_path / name / "head.jsonl").write_text(json.dumps(record(us)) + "\n")
-        a, b, c = (load(tmp_path / name).digest for name in "abc")
-        assert a == c != b
 
 
 class TestFigures:
@@ -261,25 +174,6 @@ def test_what_is_missing_is_said_in_a_line(tmp_path: Path) -> None:
         for suffix in ("svg", "png")
     }
     assert [line.split(":")[0] for line in said] == ["placement", "heads", "gains"]
-
-
-class TestCommand:
-    def test_draws_what_was_asked(self, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-        arguments = ["plot", "--results", str(H200), "--out", str(tmp_path)]
-        assert cli.main([*arguments, "--figures", "timeline"]) == 0
-        assert sorted(path.name for path in tmp_path.iterdir()) == ["timeline.png", "timeline.svg"]
-        assert capsys.readouterr().out.splitlines() == [
-            str(tmp_path / "timeline.svg"),
-            str(tmp_path / "timeline.png"),
-        ]
-
-    def test_unknown_figures_are_an_error(
-        self, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-    ) -> None:
-        arguments = ["plot", "--results", str(H200), "--out", str(tmp_path / "new")]
-        assert cli.main([*arguments, "--figures", "cake"]) == 2
-        assert "wanted some of footprint" in capsys.readouterr().err
-        assert not (tmp_path / "new").exists()
 
 
 class TestCommitted:

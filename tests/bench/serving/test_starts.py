@@ -1,22 +1,19 @@
-"""Turns of the serving benchmark: whose turn it is, and processes that do not do as they should."""
+"""Turns of starts: whose turn it is, and processes that do not do as they should."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
-import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from wts.bench.serving import session, starts
 from wts.bench.serving.starts import Order, Point, Start, orders_of, run_turn
 
 LIMIT_S = 60.0
+
 SHORT_S = 10.0  # but long enough to start on a busy machine
 
 
@@ -39,34 +36,6 @@ class TestOrders:
             *((0, 1, 0), (1, 1, 2), (0, 1, 1), (0, 1, 2)),
             (1, 2, 2),
         ]
-
-
-def lines(*counts: tuple[int, int]) -> list[dict[str, Any]]:
-    return [
-        {"concurrency": concurrency, "temperature": 0.0, "nth": nth}
-        for concurrency, times in counts
-        for nth in range(times)
-    ]
-
-
-class TestMeasuredByAll:
-    wanted: dict[Point, int] = {(1, 0.0): 4, (2, 0.0): 4}  # noqa: RUF012
-
-    def kept(self, *measured: list[dict[str, Any]], statuses: list[int | None]) -> list[Any]:
-        return session._measured_by_all(measured, [self.wanted] * len(measured), statuses)
-
-    def test_of_what_was_cut_short_as_much_as_all_have(self) -> None:
-        found = self.kept(lines((1, 4), (2, 3)), lines((1, 4), (2, 2)), statuses=[None, None])
-        assert found == [lines((1, 4), (2, 2))] * 2
-
-    def test_a_start_that_fell_out_does_not_count(self) -> None:
-        found = self.kept(lines((1, 4), (2, 4)), lines((1, 3)), statuses=[0, 1])
-        assert found == [lines((1, 4), (2, 4)), lines((1, 3))]
-
-    def test_a_start_that_wanted_less_does_not_keep_the_others(self) -> None:
-        measured = [lines((1, 4)), lines((1, 1))]
-        wanted: list[dict[Point, int]] = [{(1, 0.0): 4}, {(1, 0.0): 1}]
-        assert session._measured_by_all(measured, wanted, [0, 0]) == measured
 
 
 # A worker as `serving_worker` is one, without an engine: what it is told is in its job.
@@ -137,22 +106,3 @@ class TestRunTurn:
 
     def test_one_that_does_not_end_by_itself_is_ended(self, turn: Turn) -> None:
         assert turn({}, {"stays": True}, limit_s=SHORT_S) == [0, None]
-
-
-def test_a_worker_whose_parent_is_gone_ends(tmp_path: Path) -> None:
-    (tmp_path / "sglang.py").write_text(
-        "class Engine:\n    def shutdown(self):\n        print('shut down')\n"
-    )
-    (tmp_path / "job.json").write_text(json.dumps({"engine": {}}))
-    files = [str(tmp_path / "job.json"), str(tmp_path / "results.jsonl")]
-    done = subprocess.run(
-        [sys.executable, "-m", "wts.bench.serving.worker", *files],
-        env=os.environ | {"PYTHONPATH": f"{tmp_path}:{Path(starts.__file__).parents[3]}"},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        timeout=LIMIT_S,
-    )
-    assert (done.returncode, done.stdout) == (0, b".")  # ready; nobody asked for more
-    assert done.stderr == b"shut down\n"
-    events = [json.loads(line)["event"] for line in (tmp_path / "results.jsonl").open()]
-    assert events == ["ready", "done"]
