@@ -45,7 +45,7 @@ from wts.numerics.exact_bounds import exact_logits
 from wts.numerics.gumbel import Noise
 from wts.numerics.order import select_greedy
 from wts.numerics.torch_dtypes import NUMBER_TYPE_OF
-from wts.progress import sayer
+from wts.progress import progress_printer
 from wts.walk.reference import exact_walk, reference_walk
 from wts.walk.walker import Walker
 
@@ -469,7 +469,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--fp32", action="store_true", help="products in fp32, for tiny models")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
-    say = sayer()
+    say = progress_printer()
 
     device = torch.device(args.device)
     args.out.mkdir(parents=True, exist_ok=True)

@@ -21,7 +21,7 @@ from lab.draw import draw_below
 from lab.export import Kept, choose_places, record_blocks
 from lab.target import Target
 from wts.fidelity import examine
-from wts.progress import sayer
+from wts.progress import progress_printer
 from wts.walk.recorded import Inputs
 
 __all__ = ["record_whole"]
@@ -67,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--requests", type=int, default=128, help="blocks to record")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
-    say = sayer()
+    say = progress_printer()
 
     device = torch.device(args.device)
     args.out.mkdir(parents=True, exist_ok=True)

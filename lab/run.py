@@ -22,7 +22,7 @@ from lab.losses import judge
 from lab.target import Target
 from lab.train_drafter import train_drafter, validate_drafter
 from lab.train_target import train_target, validate_target
-from wts.progress import Say, sayer
+from wts.progress import Say, progress_printer
 
 __all__ = ["run_recipe"]
 
@@ -137,7 +137,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--compile", action="store_true", help="compile the losses")
     parser.add_argument("--device", default="cuda" if torch.cuda.is_available() else "cpu")
     args = parser.parse_args(argv)
-    say = sayer()
+    say = progress_printer()
 
     run_recipe(
         with_budgets(RECIPES[args.recipe], args.budget),

@@ -30,7 +30,7 @@ from wts.bench.compare import compare
 from wts.hardware.gpu import LOCAL
 from wts.heads.base import Head
 from wts.kernels.planner import plan_residency
-from wts.progress import sayer
+from wts.progress import progress_printer
 from wts.walk.recorded import Inputs
 from wts.walk.walker import Walker
 
@@ -159,7 +159,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--rounds", type=int, default=5, help="replays of each block")
     parser.add_argument("--commit", help="git describe --always --dirty, where there is no git")
     args = parser.parse_args(argv)
-    say = sayer()
+    say = progress_printer()
 
     device = torch.device("cuda")
     args.out.mkdir(parents=True, exist_ok=True)

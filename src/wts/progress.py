@@ -7,13 +7,13 @@ import time
 from collections.abc import Callable
 from typing import TypeAlias
 
-__all__ = ["Say", "sayer"]
+__all__ = ["Say", "progress_printer"]
 
 Say: TypeAlias = Callable[[str], None]
 """Takes one line of progress."""
 
 
-def sayer() -> Say:
+def progress_printer() -> Say:
     """Begin to count seconds; what is said from then on comes with them."""
     started = time.monotonic()
 

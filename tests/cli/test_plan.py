@@ -7,6 +7,7 @@ from collections.abc import Callable
 import pytest
 
 from cli.commands import error_line, run
+from wts import cli
 
 
 class TestPlan:
@@ -86,3 +87,25 @@ class TestPlan:
         line = error_line(capsys)
         assert line.startswith("wts plan: ")
         assert word in line
+
+
+@pytest.mark.parametrize(
+    ("gpu", "head", "options", "words"),
+    [
+        ("h200", "markov", [], "a measured kind of GPU)"),
+        ("b200", "markov", [], "an estimate"),
+        ("h20", "markov", [], "an estimate"),
+        ("h200", "markov", ["--weights", "bf16"], "an estimate"),
+        ("h200", "rnn", [], "what latents cost is not in it"),
+        ("h200", "markov", ["--exact"], "what exact logits cost is not in it"),
+        ("h200", "rnn", ["--exact"], "what latents and exact logits cost is not in it"),
+    ],
+)
+def test_plan_prints_it(
+    gpu: str, head: str, options: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(["plan", "--vocab", "32000", "--gpu", gpu, "--head-kind", head, *options]) == 0
+    (line,) = [x for x in capsys.readouterr().out.splitlines() if "predicted:" in x]
+    assert words in line
+    assert f"us a step on {gpu}" in line
+    assert ("latents" in line) == (head != "markov")

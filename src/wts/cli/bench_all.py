@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from wts.errors import WalkError
-from wts.progress import sayer
+from wts.progress import progress_printer
 
 __all__ = ["configure", "main"]
 
@@ -41,7 +41,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="wts bench all", description=__doc__)
     configure(parser)
     args = parser.parse_args(argv)
-    say = sayer()
+    say = progress_printer()
 
     from wts.bench.head.every import Options, Run
 

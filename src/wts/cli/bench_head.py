@@ -29,7 +29,7 @@ from wts.cli.options import names, numbers, size
 from wts.dtypes import WEIGHT_TYPES
 from wts.errors import WalkError
 from wts.heads.kinds import HEAD_KINDS
-from wts.progress import sayer
+from wts.progress import progress_printer
 
 if TYPE_CHECKING:
     from wts.bench.clock import Cache
@@ -172,7 +172,7 @@ def options_of(args: argparse.Namespace) -> Options:
         caches=caches_of(args),
         rounds=rounds_of(args),
         whole=args.gate == "whole",
-        trace_parts=args.parts,
+        trace=args.parts,
         weights=args.weights,
         seed=args.seed,
         out=args.out,
@@ -187,7 +187,7 @@ def run(args: argparse.Namespace) -> int:
         0; 1 if a case or a baseline failed its comparison or could not run; 2 if nothing can be
         measured.
     """
-    say = sayer()
+    say = progress_printer()
     if not cases_of(args):
         print("wts bench head: no point of the grid is left by these options", file=sys.stderr)
         return 2

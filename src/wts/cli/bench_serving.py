@@ -23,7 +23,7 @@ from wts.bench.serving.models import DRAFTERS, GEOMETRIES
 from wts.bench.serving.paths import PATHS
 from wts.cli.options import names, numbers, size
 from wts.errors import InputError, WalkError
-from wts.progress import sayer
+from wts.progress import progress_printer
 
 if TYPE_CHECKING:
     from wts.bench.serving.run import Options
@@ -189,7 +189,7 @@ def run(args: argparse.Namespace) -> int:
     Returns:
         0; 1 if a start failed, greedy texts differ or starts are left; 2 if nothing can be run.
     """
-    say = sayer()
+    say = progress_printer()
 
     from wts.bench.serving.run import draw, measure
 

@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 from wts.cli.doctor import device_obstacle
 from wts.errors import CompileError, DeviceError
 from wts.hardware.gpu import GPUS, LOCAL, GpuSpec
-from wts.progress import Say, sayer
+from wts.progress import Say, progress_printer
 
 if TYPE_CHECKING:
     import torch
@@ -55,7 +55,9 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Walk one block; 1 if its tokens are wrong."""
-    right = demonstrate(batch=args.batch, steps=args.steps, head_folder=args.head, say=sayer())
+    right = demonstrate(
+        batch=args.batch, steps=args.steps, head_folder=args.head, say=progress_printer()
+    )
     return 0 if right else 1
 
 

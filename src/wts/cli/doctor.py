@@ -17,7 +17,7 @@ from pathlib import Path
 
 from wts.errors import DeviceError, WalkError
 from wts.hardware.gpu import GPUS, LOCAL, gpu_spec
-from wts.progress import sayer
+from wts.progress import progress_printer
 
 __all__ = ["Finding", "configure", "device_obstacle", "examine", "report", "run"]
 
@@ -32,7 +32,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Print what this machine can run, and why not."""
     del args
-    say = sayer()
+    say = progress_printer()
     say("loading torch and trying the compiler")
     print(report(examine()))
     return 0

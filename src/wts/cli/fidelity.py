@@ -8,7 +8,7 @@ from pathlib import Path
 
 from wts.cli.options import D2T_READINGS
 from wts.errors import DeviceError, InputError
-from wts.progress import sayer
+from wts.progress import progress_printer
 
 __all__ = ["configure", "run"]
 
@@ -38,7 +38,7 @@ def run(args: argparse.Namespace) -> int:
     for name, value in (("batch", args.batch), ("steps", args.steps)):
         if value < 1:
             raise InputError.mismatch(name, wanted="at least 1", found=value, fix="ask for more")
-    say = sayer()
+    say = progress_printer()
     say("loading torch")
     import torch
 

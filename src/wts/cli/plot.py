@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from wts.progress import sayer
+from wts.progress import progress_printer
 
 __all__ = ["configure", "run"]
 
@@ -35,7 +35,7 @@ def run(args: argparse.Namespace) -> int:
     results = load(args.results)
     folder = _FIGURES / results.gpu if args.out is None else args.out
     only = () if args.figures is None else tuple(args.figures.split(","))
-    say = sayer()
+    say = progress_printer()
     for path in draw_all(results, folder, only=only, say=say):
         print(path)
     return 0

@@ -11,7 +11,7 @@ from wts.cli.options import D2T_READINGS, GPU_NAMES
 from wts.dtypes import WEIGHT_TYPES
 from wts.errors import DeviceError, InputError, describe
 from wts.hardware.gpu import GPUS, LOCAL, GpuSpec, gpu_spec
-from wts.progress import sayer
+from wts.progress import progress_printer
 
 if TYPE_CHECKING:
     import torch
@@ -72,7 +72,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Walk, and print tokens, backend, plan and clamped anchors."""
     spec = _spec_to_walk(args)
-    say = sayer()
+    say = progress_printer()
     say("loading torch")
     import torch
 

@@ -26,13 +26,13 @@ def test_parts_of_a_step_are_between_the_events_of_a_round() -> None:
             begin = 1000 * (block + 1) + 70 * (round_ // 2) + 5 * (round_ % 2)
             stamps[block, round_] = begin + torch.tensor([0, 10, 13, 15, 20, 50, 65])
     stamps[:, 2:, 1:] -= torch.arange(1, len(names)) * 100
-    found = breakdown.parts_of(stamps, steps=2, groups=2)
+    found = breakdown.breakdown_of(stamps, steps=2, groups=2)
     assert list(found.values()) == [10, 3, 2, 5, 30, 15, 5, 70]
     assert list(found) == list(breakdown.PARTS)
     stamps[:, :, names.index("LATENT_SENT")] = 0  # a kernel of many groups does not mark it
-    found = breakdown.parts_of(stamps, steps=2, groups=2)
+    found = breakdown.breakdown_of(stamps, steps=2, groups=2)
     assert set(breakdown.PARTS) - set(found) == {"latent and state", "seen"}
-    text = breakdown.parts_text([("gated V=9, wts", found)])
+    text = breakdown.breakdown_text([("gated V=9, wts", found)])
     assert "gated V=9, wts: sweep 10, " in text
 
 
@@ -66,7 +66,7 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
             return tokens
 
     stand: Any = Stand(head=inputs.head, plan=plan)
-    assert breakdown.traced_parts(stand, inputs)["sweep"] == 1
+    assert breakdown.traced_breakdown(stand, inputs)["sweep"] == 1
     wrong = 1
     with pytest.raises(WalkFault, match="traced"):
-        breakdown.traced_parts(stand, inputs)
+        breakdown.traced_breakdown(stand, inputs)

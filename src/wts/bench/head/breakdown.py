@@ -18,7 +18,7 @@ from wts.numerics.gumbel import Noise
 from wts.selection.call import Call
 from wts.walk.walker import Walker
 
-__all__ = ["PARTS", "parts_of", "parts_text", "traced_parts"]
+__all__ = ["PARTS", "breakdown_of", "breakdown_text", "traced_breakdown"]
 
 # Part of a step, between two events; the last ones end in the same group's next step.
 PARTS: Mapping[str, tuple[str, str]] = MappingProxyType(
@@ -38,7 +38,7 @@ PARTS: Mapping[str, tuple[str, str]] = MappingProxyType(
 _TIMEOUT_MS = 2000
 
 
-def parts_of(stamps: torch.Tensor, *, steps: int, groups: int) -> dict[str, float]:
+def breakdown_of(stamps: torch.Tensor, *, steps: int, groups: int) -> dict[str, float]:
     """Medians over blocks and rounds, but the last step's, in cycles.
 
     Args:
@@ -62,7 +62,7 @@ def parts_of(stamps: torch.Tensor, *, steps: int, groups: int) -> dict[str, floa
     return found
 
 
-def traced_parts(walker: Walker, inputs: WalkInputs) -> dict[str, float]:
+def traced_breakdown(walker: Walker, inputs: WalkInputs) -> dict[str, float]:
     """Walk with a traced build of a device Walker's kernel; L2 is warm.
 
     Raises:
@@ -97,10 +97,10 @@ def traced_parts(walker: Walker, inputs: WalkInputs) -> dict[str, float]:
         logits_out=call.logits_out,
     )
     compare("tokens of a traced walk", tokens, wanted)
-    return parts_of(traced.stamps.cpu(), steps=inputs.steps, groups=traced.plan.groups)
+    return breakdown_of(traced.stamps.cpu(), steps=inputs.steps, groups=traced.plan.groups)
 
 
-def parts_text(columns: Sequence[tuple[str, dict[str, float]]]) -> str:
+def breakdown_text(columns: Sequence[tuple[str, dict[str, float]]]) -> str:
     """Parts of several walks, named, one line each: cycles of each part."""
     lines = ["parts of a step, cycles (medians over blocks and rounds of a traced, warm walk)"]
     for name, parts in columns:

@@ -18,7 +18,7 @@ from pathlib import Path
 from wts.bench import record
 from wts.bench.clock import check_gpu
 from wts.bench.head import placement, run, theirs
-from wts.bench.head.breakdown import parts_text
+from wts.bench.head.breakdown import breakdown_text
 from wts.bench.head.cases import HeadCase, product_cases
 from wts.bench.head.session import HeadBench
 from wts.bench.head.table import record_of
@@ -236,7 +236,7 @@ class Run:
                 seed=0,
                 library=self._library,
                 device=run.DEVICE,
-                trace_parts=stage.traced,
+                trace=stage.traced,
             )
         return self._benches[stage.name]
 
@@ -249,12 +249,12 @@ class Run:
                 line = placement.record_of(placed, run_id=run_id, environment=environment)
                 record.append(out, line)
             return []
-        bench.parts.clear()
+        bench.breakdowns.clear()
         rows, faults = bench.measure(case, self._say)
         if stage.traced:
             self._folder.mkdir(parents=True, exist_ok=True)
             with (self._folder / "parts.txt").open("a", encoding="utf-8") as file:
-                file.write(f"run {run_id}\n{parts_text(bench.parts)}\n")
+                file.write(f"run {run_id}\n{breakdown_text(bench.breakdowns)}\n")
             return faults
         for row in rows:
             record.append(out, record_of(row, run_id=run_id, environment=environment))

@@ -12,7 +12,7 @@ from wts.bench import record
 from wts.bench.clock import Cache, check_gpu
 from wts.bench.compare import WalkFault
 from wts.bench.head import theirs
-from wts.bench.head.breakdown import parts_text
+from wts.bench.head.breakdown import breakdown_text
 from wts.bench.head.cases import HeadCase
 from wts.bench.head.session import HeadBench
 from wts.bench.head.table import Measured, record_of, table
@@ -37,7 +37,7 @@ class Options:
         caches: policies, each timed by itself.
         rounds: samples per point.
         whole: compare all steps of all rows with the emulator before timing.
-        trace_parts: also say where a step's time goes.
+        trace: also say where a step's time goes.
         weights: what our walks keep of the projection.
         seed: of weights and inputs.
         out: root of the results; None: nothing is recorded.
@@ -49,7 +49,7 @@ class Options:
     caches: tuple[Cache, ...]
     rounds: int
     whole: bool
-    trace_parts: bool
+    trace: bool
     weights: WeightType
     seed: int
     out: Path | None
@@ -84,7 +84,7 @@ class Run:
             seed=options.seed,
             library=library,
             device=DEVICE,
-            trace_parts=options.trace_parts,
+            trace=options.trace,
             weights=options.weights,
         )
 
@@ -112,8 +112,8 @@ class Run:
             rows += measured
         if rows:
             print(table(rows, gpu=gpu))
-        if self._bench.parts:
-            print(f"\n{parts_text(self._bench.parts)}")
+        if self._bench.breakdowns:
+            print(f"\n{breakdown_text(self._bench.breakdowns)}")
         for text in failed:
             print(f"FAILED {text}")
         if out is None:

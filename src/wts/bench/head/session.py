@@ -13,7 +13,7 @@ from wts.bench.baselines.inputs import WalkInputs, lm_head_product
 from wts.bench.baselines.sglang_steps import Sglang
 from wts.bench.clock import Cache, Captured, Timing
 from wts.bench.compare import compare
-from wts.bench.head.breakdown import traced_parts
+from wts.bench.head.breakdown import traced_breakdown
 from wts.bench.head.cases import OURS, HeadCase, applies
 from wts.bench.head.material import Material
 from wts.bench.head.ours import Ours, Walks, inputs_of, rescored, walker_call
@@ -103,7 +103,7 @@ class HeadBench:
         seed: int,
         library: Sglang | None,
         device: str,
-        trace_parts: bool = False,
+        trace: bool = False,
         weights: WeightType = "int8",
     ) -> None:
         """Nothing is built yet, but for the buffer that flushes L2.
@@ -116,18 +116,18 @@ class HeadBench:
             seed: of weights and inputs.
             library: SGLang, where one of the paths needs it.
             device: where walks run.
-            trace_parts: also say where a step's time goes.
+            trace: also say where a step's time goes.
             weights: what our walks keep of the projection.
         """
         self.material = Material(device=device, seed=seed)
         self.walks = Walks(self.material, weights=weights, whole=whole)
         self.rounds = rounds
         self.control = clock.CacheControl()
-        self.parts: list[tuple[str, dict[str, float]]] = []
+        self.breakdowns: list[tuple[str, dict[str, float]]] = []
         self._paths = paths
         self._caches = caches
         self._library = library
-        self._trace_parts = trace_parts
+        self._traced = trace
 
     def measure(
         self, case: HeadCase, say: Callable[[str], None]
@@ -161,7 +161,7 @@ class HeadBench:
                 _check_replays(path, ready, captured)
         for one in ready.ours.values():
             one.walker.check()
-        if self._trace_parts and case.max_steps > 1:
+        if self._traced and case.max_steps > 1:
             self._trace(ready, say)
         return rows, faults
 
@@ -232,8 +232,8 @@ class HeadBench:
         inputs = ready.inputs[ready.case.max_steps]
         for path, one in ready.ours.items():
             say(f"tracing {path}")
-            parts = traced_parts(one.walker, inputs_of(path, inputs, one.head))
-            self.parts.append((f"{ready.case}, {path}", parts))
+            parts = traced_breakdown(one.walker, inputs_of(path, inputs, one.head))
+            self.breakdowns.append((f"{ready.case}, {path}", parts))
 
 
 def _check_replays(path: str, ready: _Compared, captured: Mapping[str, Captured]) -> None:
