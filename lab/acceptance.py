@@ -251,7 +251,7 @@ class ExactBeside:
     """
 
     def __init__(self, walker: Walker, first: Walk) -> None:
-        if not walker.plan.exact:
+        if not walker.plan.request.exact:
             raise InputError(f"walker: wanted an exact one, found plan {walker.plan.hash}")
         self._walker = walker
         self._first = first

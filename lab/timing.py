@@ -192,7 +192,7 @@ def main(argv: Sequence[str] | None = None) -> None:
                 weights="int8", V=head.vocab, r=head.rank, B=1, K=inputs.base_logits.shape[1],
                 T=0.0, cache="cold", inputs="recorded", excludes="",
                 p50_us=timing.p50_us, p05_us=timing.p05_us, p95_us=timing.p95_us,
-                n=timing.num_samples, resident_share=walkers[path].plan.resident_share,
+                n=timing.num_samples, resident_share=walkers[path].plan.placement.resident_share,
                 plan=walkers[path].plan.hash, **rescored,
             )  # fmt: skip
             record.append(args.out / "results", line)

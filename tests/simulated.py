@@ -11,7 +11,7 @@ from wts.dtypes import NumberType, WeightType
 from wts.hardware.gpu import gpu_spec
 from wts.heads.markov import MarkovHead
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import DTYPE_OF
 from wts.walk.walker import Walker
@@ -31,7 +31,7 @@ def plan_of(
     shared_bytes: int = WHOLE,
     gpu: str = "h200",
     tensor_memory: bool | None = None,
-) -> ResidencyPlan:
+) -> ResidentPlan:
     """A plan for a small GPU: some blocks, perhaps of less shared memory."""
     spec = replace(gpu_spec(gpu).with_blocks(blocks), shared_bytes_per_block=shared_bytes)
     return plan_residency(
@@ -47,7 +47,7 @@ def plan_of(
 
 
 def inputs(
-    head: MarkovHead, plan: ResidencyPlan, batch: int, steps: int, seed: int, *, padding: int = 0
+    head: MarkovHead, plan: ResidentPlan, batch: int, steps: int, seed: int, *, padding: int = 0
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Base logits that start at an odd element where padded, and anchors, one of them outside."""
     generator = torch.Generator().manual_seed(seed)
@@ -55,12 +55,12 @@ def inputs(
     anchor = torch.randint(0, head.table_rows, (batch,), generator=generator)
     anchor[-1] = -1 if seed % 2 else 1 << 40
     first = padding // 2
-    return base.to(DTYPE_OF[plan.base_type])[:, :, first : first + head.vocab], anchor
+    return base.to(DTYPE_OF[plan.request.base_type])[:, :, first : first + head.vocab], anchor
 
 
 def check_greedy(
     head: MarkovHead,
-    plan: ResidencyPlan,
+    plan: ResidentPlan,
     batch: int,
     steps: int,
     *,
@@ -77,7 +77,7 @@ def check_greedy(
 
 def check_sampled(
     head: MarkovHead,
-    plan: ResidencyPlan,
+    plan: ResidentPlan,
     batch: int,
     steps: int,
     *,

@@ -22,7 +22,7 @@ from wts.heads.kinds import RANKS, Shape
 from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 
 PUBLISHED_VOCABS = (32_000, 129_280, 151_936, 154_880, 163_840, 200_058, 248_320, 262_144)
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -87,7 +87,7 @@ def plans(
     max_vocab: int = 300_000,
     hopper_only: bool = False,
     streamed: bool = False,
-) -> ResidencyPlan:
+) -> ResidentPlan:
     """Plans of any shape, GPU and batch; what does not fit a GPU is left out.
 
     With `streamed`, of shapes so large for their GPU that a part streams.
@@ -116,7 +116,7 @@ def plans(
     except PlanError:
         assume(False)
         raise
-    assume(not streamed or plan.streamed_fragments > 0)
+    assume(not streamed or plan.placement.streamed_fragments > 0)
     return plan
 
 

@@ -15,7 +15,7 @@ from wts.kernels.planner import plan_residency
 from wts.kernels.resident.args import ARGS, EVENTS, STATUS, Turn, render_args
 from wts.kernels.sources import read_sources
 from wts.numerics.exact_bounds import screen_of
-from wts.selection.exact import ExactHead
+from wts.selection.exact_head import ExactHead
 from wts.selection.exact_source import EXACT_SOURCE
 from wts.walk.walker import WalkReport
 

@@ -23,7 +23,7 @@ from wts.heads.kinds import RANKS, Shape
 from wts.heads.markov import MarkovHead
 from wts.kernels.packed import pack_head
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.kernels.resident.tiles import load_rows
 from wts.numerics.gumbel import Noise
 from wts.numerics.intervals import bf16_interval, decided_between
@@ -38,7 +38,7 @@ seeds = st.integers(0, 1 << 16)
 QWEN = Shape(vocab=151_936, rank=256)
 
 
-def plan_of(head: Any, *, blocks: int = 132, batch: int = 4, **others: Any) -> ResidencyPlan:
+def plan_of(head: Any, *, blocks: int = 132, batch: int = 4, **others: Any) -> ResidentPlan:
     return plan_residency(
         head, hopper(blocks), batch=batch, steps=32, **({"weights": "bf16"} | others)
     )
@@ -61,7 +61,7 @@ def bf16_heads() -> st.SearchStrategy[MarkovHead]:
 def logits_of(made: Emulator, base: torch.Tensor, previous: torch.Tensor) -> torch.Tensor:
     rows = load_rows(made.packed.tiles, made.plan)
     _, latents = made.packed.latent(None, previous, None)
-    return made._step_logits(rows, base, latents)[:, : made.plan.vocab]
+    return made._step_logits(rows, base, latents)[:, : made.plan.request.shape.vocab]
 
 
 class TestPacked:
@@ -76,7 +76,7 @@ class TestPacked:
         assert not rows[head.vocab :].any()
         assert torch.equal(packed.table.view(torch.bfloat16), head.table)
         assert not packed.row_scale.any()
-        assert packed.row_scale.nbytes == plan.padded_vocab // 8
+        assert packed.row_scale.nbytes == plan.shard.padded_vocab // 8
 
     def test_a_lane_finds_its_words_side_by_side(self) -> None:
         """PTX ISA 9.7.14.5.8: a lane's rows g and g + 8, elements k = 2 t and 8 + 2 t.
@@ -86,8 +86,10 @@ class TestPacked:
         head = MarkovHead.random(vocab=32, rank=64, seed=1)
         plan = plan_of(head, batch=1, blocks=1)
         packed = pack_head(head, plan, CPU)
-        order = torch.tensor(plan.stored_order()).view(plan.warp_tiles, plan.slabs)
-        words = packed.tiles.view(torch.bfloat16).view(plan.sweep_warps, -1, 32, 4, 2)
+        order = torch.tensor(plan.placement.stored_order()).view(
+            plan.shard.warp_tiles, plan.shard.slabs
+        )
+        words = packed.tiles.view(torch.bfloat16).view(plan.shard.sweep_warps, -1, 32, 4, 2)
         for half, slab, g, t in ((0, 0, 0, 0), (1, 3, 5, 2), (0, 2, 7, 3), (1, 1, 3, 1)):
             # One tile a warp: a pair's halves are neighbouring warps'.
             lane = words[half, order[0, slab], 4 * g + t]
@@ -136,7 +138,7 @@ class TestPacked:
         walkers = WalkerSet(
             head, hopper(), batches=(1, 8), steps=4, weights="bf16", backend="emulator"
         )
-        assert [plan.weights for plan in walkers.plans] == ["bf16", "bf16"]
+        assert [plan.request.weights for plan in walkers.plans] == ["bf16", "bf16"]
         first, last = (walkers.for_batch(batch).packed for batch in (1, 8))
         assert first is not None
         assert last is not None
@@ -309,25 +311,27 @@ class TestDecided:
 class TestPlans:
     def test_of_published_heads(self) -> None:
         whole = plan_of(Shape(vocab=32_000, rank=256, table_rows=151_936, mapped=True), batch=1)
-        assert whole.resident_share == 1.0
-        assert whole.table_row_bytes == 512
+        assert whole.placement.resident_share == 1.0
+        assert whole.request.table_row_bytes == 512
         part = plan_of(QWEN, batch=1)
-        assert 0.5 < part.resident_share < 0.7
-        assert part.tile_bytes == 8192
-        assert part.copied_together == 1 < plan_of(QWEN, batch=4).copied_together
+        assert 0.5 < part.placement.resident_share < 0.7
+        assert part.shard.tile_bytes == 8192
+        assert (
+            part.placement.copied_together == 1 < plan_of(QWEN, batch=4).placement.copied_together
+        )
         assert "r = 256, bf16, batch 1" in str(part)
         int8 = plan_of(QWEN, batch=1, weights="int8")
         assert part.hash != int8.hash
-        assert part.storage != int8.storage
-        assert (part.rows, part.num_blocks) == (int8.rows, int8.num_blocks)
+        assert part.placement.tile_order != int8.placement.tile_order
+        assert (part.shard.rows, part.shard.num_blocks) == (int8.shard.rows, int8.shard.num_blocks)
 
     @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16, 64])
     @pytest.mark.parametrize("sampled", [False, True])
     @pytest.mark.parametrize("vocab", [32_000, 151_936, 248_320])
     def test_fit_every_batch(self, vocab: int, batch: int, sampled: bool) -> None:
         plan = plan_of(Shape(vocab=vocab, rank=256), batch=batch, sampled=sampled)
-        assert plan.instruction == "mma"
-        assert plan.shared_bytes <= plan.shared_limit
+        assert plan.product.instruction == "mma"
+        assert plan.shared_bytes <= plan.gpu.shared_bytes_per_block
 
     @pytest.mark.parametrize("table_type", ["fp16", "fp32"])
     def test_heads_of_other_numbers_are_refused(self, table_type: NumberType) -> None:
@@ -341,7 +345,7 @@ class TestPlans:
 
     def test_more_than_a_sweep_can_hold_is_refused(self) -> None:
         shape = Shape(vocab=248_320, rank=256)
-        assert plan_of(shape).warp_tiles * plan_of(shape).slabs == 240
+        assert plan_of(shape).shard.warp_tiles * plan_of(shape).shard.slabs == 240
         with pytest.raises(PlanError, match="weights: wanted int8 where a warp has more than 400"):
             plan_of(shape, blocks=40)
 
@@ -349,7 +353,7 @@ class TestPlans:
         with pytest.raises(PlanError, match="weights: wanted one of int8, bf16, found 'int4'"):
             plan_of(QWEN, weights="int4")
         for gpu in GPUS.values():
-            assert plan_residency(QWEN, gpu, weights="bf16").arch == gpu.arch
+            assert plan_residency(QWEN, gpu, weights="bf16").gpu.arch == gpu.arch
         old = replace(GPUS["h200"], name="a100", compute_capability=(8, 0))
         with pytest.raises(PlanError, match="weights: wanted int8 on a100"):
             plan_residency(QWEN, old, weights="bf16")

@@ -24,7 +24,7 @@ from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
-from wts.kernels.resident.variants import streaming_plan, with_async_tiles
+from wts.kernels.resident.variants import streaming_plan, with_tcgen05_tiles
 from wts.numerics.gumbel import Noise
 from wts.walk.walker import Walker
 
@@ -54,8 +54,15 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_greedy_plans(vocab: int, rank: int, blocks: int, batch: int, shared_bytes: int) -> None:
     head = MarkovHead.random(vocab=vocab, rank=rank, seed=vocab)
     plan = plan_of(head, batch=batch, blocks=blocks, shared_bytes=shared_bytes, weights="bf16")
-    assert (plan.streamed_fragments > 0) == (plan.ring_units > 0) == (shared_bytes < WHOLE)
-    assert (plan.instruction, plan.columns) == ("mma", {1: 1, 2: 2, 3: 4, 4: 4}.get(batch, 8))
+    assert (
+        (plan.placement.streamed_fragments > 0)
+        == (plan.placement.ring_slots > 0)
+        == (shared_bytes < WHOLE)
+    )
+    assert (plan.product.instruction, plan.product.columns) == (
+        "mma",
+        {1: 1, 2: 2, 3: 4, 4: 4}.get(batch, 8),
+    )
     check_greedy(head, plan, batch, 5, padding=3)
     check_greedy(head, plan, max(1, batch - 1), 2, seed=1)
 
@@ -64,20 +71,21 @@ def test_greedy_plans(vocab: int, rank: int, blocks: int, batch: int, shared_byt
 @pytest.mark.parametrize("copied", [1, 2, 4])
 @pytest.mark.parametrize("rounds", [2, 3])
 def test_rings_of_any_copies(batch: int, copied: int, rounds: int) -> None:
-    """Copies of each lane, and bulk copies through places used an odd or even number of times."""
+    """Copies of each lane, and bulk copies through slots used an odd or even number of times."""
     head = MarkovHead.random(vocab=500, rank=256, seed=9)
     plan = plan_of(head, batch=batch, weights="bf16")
-    fragments = plan.warp_tiles * plan.slabs
+    fragments = plan.shard.warp_fragments
     streamed = rounds * 4 * copied - 3 if copied > 1 else 24  # some copies are shorter
     assert fragments > streamed
-    plan = replace(
-        plan,
+    placement = replace(
+        plan.placement,
         register_fragments=fragments - streamed - 1,
         shared_fragments=1,
         streamed_fragments=streamed,
-        ring_units=8 if copied == 1 else 4,
+        ring_slots=8 if copied == 1 else 4,
         copied_together=copied,
     )
+    plan = plan.replaced(placement=placement)
     for seed in range(3):
         check_greedy(head, plan, batch, 4, seed=seed, padding=3)
 
@@ -86,7 +94,8 @@ def test_rings_of_any_copies(batch: int, copied: int, rounds: int) -> None:
 @pytest.mark.parametrize("batch", [1, 4])
 def test_operands_loaded_a_few_slabs_ahead(operands: int, batch: int) -> None:
     head = MarkovHead.random(vocab=1100, rank=128, seed=9)
-    plan = replace(plan_of(head, batch=batch, weights="bf16"), operand_slabs=operands)
+    plan = plan_of(head, batch=batch, weights="bf16")
+    plan = plan.replaced(product=replace(plan.product, operand_slabs=operands))
     check_greedy(head, plan, batch, 4)
 
 
@@ -94,7 +103,7 @@ def test_operands_loaded_a_few_slabs_ahead(operands: int, batch: int) -> None:
 def test_nothing_resident(batch: int) -> None:
     head = MarkovHead.random(vocab=700, rank=256, seed=9)
     plan = streaming_plan(plan_of(head, batch=batch, weights="bf16"))
-    assert plan.resident_share == 0
+    assert plan.placement.resident_share == 0
     check_greedy(head, plan, batch, 4, padding=3)
 
 
@@ -116,7 +125,7 @@ def test_sampled_plans(vocab: int, rank: int, blocks: int, batch: int, shared_by
     plan = plan_of(
         head, batch=batch, blocks=blocks, sampled=True, shared_bytes=shared_bytes, weights="bf16"
     )
-    assert (plan.streamed_fragments > 0) == (shared_bytes < WHOLE)
+    assert (plan.placement.streamed_fragments > 0) == (shared_bytes < WHOLE)
     check_sampled(head, plan, batch, 3, padding=5)
 
 
@@ -126,7 +135,7 @@ def test_scores_too_close_for_approximations(batch: int, value: float) -> None:
     """Cold rows of equal logits need precise scores: a sweep is done twice, its ring goes on."""
     head = silent_head(700, rank=256)
     plan = plan_of(head, batch=batch, sampled=True, shared_bytes=150_000, weights="bf16")
-    assert plan.streamed_fragments > 0
+    assert plan.placement.streamed_fragments > 0
     base = torch.full((batch, 3, 700), value).bfloat16()
     anchor = torch.zeros(batch, dtype=torch.int64)
     temperatures = torch.tensor([1e-5, 1.0, 3e-5, 1e-3, 0.0, 1e-4, 2e-5, 1e-2] * 2)[:batch].clone()
@@ -183,7 +192,7 @@ def test_latents_that_are_not_finite(batch: int, value: float) -> None:
     head.table[:, 7] = value
     head.projection[:, 7] = head.projection[:, 7].abs() + 1.0
     plan = plan_of(head, batch=batch, blocks=2, weights="bf16")
-    assert plan.padded_vocab > plan.vocab
+    assert plan.shard.padded_vocab > plan.request.shape.vocab
     base, anchor = inputs(head, plan, batch, 3, 0)
     tokens = Simulator(head, plan)(base, anchor)
     assert torch.equal(tokens, Walker(head, plan, backend="emulator")(base, anchor))
@@ -260,7 +269,7 @@ def test_tensor_memory(
     """Tiles of all warps by tcgen05, which the simulator sums as it sums mma.sync's."""
     head = MarkovHead.random(vocab=vocab, rank=rank, seed=vocab)
     plan = plan_of(head, gpu="b300", batch=batch, sampled=sampled, weights="bf16")
-    plan = with_async_tiles(plan, tensor, matrix)
+    plan = with_tcgen05_tiles(plan, tensor, matrix)
     check = check_sampled if sampled else check_greedy
     check(head, plan, batch, 3, padding=3)
 
@@ -271,7 +280,7 @@ def test_tensor_memory_of_heads_that_read_hidden_states(kind: Any, batch: int) -
     """Runs of latents of all team sizes, where tcgen05 reads them."""
     head = recurrent_head(kind, vocab=700)
     plan = plan_of(head, gpu="b300", batch=batch, weights="bf16")
-    plan = with_async_tiles(plan, plan.tiles_per_accumulator, 0)
+    plan = with_tcgen05_tiles(plan, plan.product.tiles_per_accumulator, 0)
     base, anchor = inputs(head, plan, batch, 3, 0)
     hidden = hidden_states(head, batch=batch, steps=3, seed=1)
     tokens = Simulator(head, plan)(base, anchor, hidden=hidden)

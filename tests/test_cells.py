@@ -264,7 +264,7 @@ class TestParts:
         assert made.packed.table.shape == (517, row_bytes)
         steps = head.device_steps(CPU)
         weights = sum(weight.nbytes for weight in steps.tensors.values())
-        projection = made.plan.padded_vocab * (64 + 4)
+        projection = made.plan.shard.padded_vocab * (64 + 4)
         assert made.packed.memory_bytes == projection + 517 * row_bytes + 300 * 4 + weights
 
     @each_kind

@@ -23,8 +23,8 @@ from wts.heads.domino import DominoHead
 from wts.heads.gated import GatedHead
 from wts.heads.rnn import RnnHead
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
-from wts.kernels.resident.variants import with_async_tiles
+from wts.kernels.resident.plan import ResidentPlan
+from wts.kernels.resident.variants import with_tcgen05_tiles
 from wts.numerics.gumbel import Noise
 from wts.walk.emulator import Emulator
 from wts.walk.walker import Walker
@@ -44,7 +44,7 @@ def head_of(kind: Any, vocab: int, rank: int, **others: Any) -> RecurrentHead:
     return head
 
 
-def plan_of(head: RecurrentHead, *, batch: int, blocks: int, **others: Any) -> ResidencyPlan:
+def plan_of(head: RecurrentHead, *, batch: int, blocks: int, **others: Any) -> ResidentPlan:
     gpu = replace(gpu_spec("h200").with_blocks(blocks))
     return plan_residency(head, gpu, batch=batch, steps=32, **others)
 
@@ -116,7 +116,7 @@ def test_tensor_memory(kind: Any, batch: int) -> None:
     head = head_of(kind, 700, 128)
     gpu = gpu_spec("b200").with_blocks(1)
     plan = plan_residency(head, gpu, batch=batch, steps=4, tensor_memory=True)
-    plan = with_async_tiles(plan, plan.tiles_per_accumulator, 0)
+    plan = with_tcgen05_tiles(plan, plan.product.tiles_per_accumulator, 0)
     base, anchor, hidden = inputs(head, batch, 4)
     tokens = Simulator(head, plan)(base, anchor, hidden=hidden)
     assert torch.equal(tokens, Walker(head, plan, backend="emulator")(base, anchor, hidden=hidden))
@@ -176,9 +176,11 @@ def test_any_schedule_of_groups(kind: Any, blocks: int) -> None:
     """Two groups whose units blocks own; of five blocks the last one has fewer units."""
     head = head_of(kind, 640, 64)
     plan = plan_of(head, batch=10, blocks=blocks)
-    assert plan.owned
-    assert plan.groups == 2
-    assert (plan.units % plan.block_units == 0) == (plan.num_blocks == 3 and kind is DominoHead)
+    assert plan.recurrence.sharded_state
+    assert plan.product.groups == 2
+    assert (plan.recurrence.neurons % plan.recurrence.block_neurons == 0) == (
+        plan.shard.num_blocks == 3 and kind is DominoHead
+    )
     simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
     for seed in range(4):
         base, anchor, hidden = inputs(head, 10 - seed, 1 + seed % 4, seed)
@@ -253,7 +255,7 @@ def test_products_of_the_exchange_before_are_not_taken(kind: Any, batch: int) ->
     """Every slot holds a large sum, whose number is one too small; or states, likewise."""
     head = head_of(kind, 300, 64)
     plan = plan_of(head, batch=batch, blocks=3)
-    assert plan.owned == (batch > 2)
+    assert plan.recurrence.sharded_state == (batch > 2)
     simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
     for seed in range(6):
         base, anchor, hidden = inputs(head, batch, 4, seed)

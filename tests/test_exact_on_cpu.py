@@ -27,7 +27,8 @@ from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
 from wts.kernels import packed as pack
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
+from wts.kernels.resident.variants import with_selection
 from wts.numerics.lane_sums import lane_product
 from wts.numerics.quantise import quantise_rows
 from wts.walk.walker import Walker
@@ -39,7 +40,7 @@ TURNS = 20_000_000
 
 def plan_of(
     head: MarkovHead, *, batch: int = 1, blocks: int = 1, shared_bytes: int = WHOLE
-) -> ResidencyPlan:
+) -> ResidentPlan:
     gpu = replace(gpu_spec("h200").with_blocks(blocks), shared_bytes_per_block=shared_bytes)
     return plan_residency(head, gpu, batch=batch, steps=32, exact=True)
 
@@ -57,7 +58,7 @@ def inputs(
 
 def check(
     head: MarkovHead,
-    plan: ResidencyPlan,
+    plan: ResidentPlan,
     base: torch.Tensor,
     anchor: torch.Tensor,
     *,
@@ -94,7 +95,7 @@ def check(
 def test_plans(vocab: int, rank: int, blocks: int, batch: int, shared_bytes: int) -> None:
     head = noise_head(vocab, rank, vocab)
     plan = plan_of(head, batch=batch, blocks=blocks, shared_bytes=shared_bytes)
-    assert (plan.streamed_fragments > 0) == (shared_bytes < WHOLE)
+    assert (plan.placement.streamed_fragments > 0) == (shared_bytes < WHOLE)
     for more, deviation in enumerate((0.5, 4.0)):
         walked = max(1, batch - more)
         base, anchor = inputs(head, walked, 2, more, deviation=deviation, padding=3)
@@ -157,8 +158,8 @@ class TestContenders:
     )
     def test_of_every_kind(self, where: str, batch: int) -> None:
         plan = plan_of(self.head(0), batch=batch, blocks=self.BLOCKS)
-        rows, own = plan.rows, plan.rows // plan.sweep_warps // 32 * 32
-        assert plan.num_blocks == self.BLOCKS
+        rows, own = plan.shard.rows, plan.shard.rows // plan.shard.sweep_warps // 32 * 32
+        assert plan.shard.num_blocks == self.BLOCKS
         chosen = {
             "one lane": [rows + 4, rows + 5, rows + 6, rows + 7],
             "one warp": [rows + 1, rows + 2, rows + 17, rows + 30],
@@ -178,7 +179,7 @@ class TestContenders:
         head = self.head(0)
         plan = plan_of(head, batch=8, blocks=self.BLOCKS)
         exact = Walker(head, plan, backend="emulator")
-        int8 = Walker(head, replace(plan, exact=False), backend="emulator")
+        int8 = Walker(head, with_selection(plan, "greedy"), backend="emulator")
         turned = 0
         for seed in range(5):
             inputs = self.levelled(head, [3, 200, 300, 550], 8, seed)
@@ -204,7 +205,7 @@ class TestContenders:
         anchor = torch.full((batch,), 7)
         check(head, plan, base, anchor)
         assert Walker(head, plan, backend="emulator")(base, anchor).tolist() == [[400]] * batch
-        int8 = Walker(head, replace(plan, exact=False), backend="emulator")
+        int8 = Walker(head, with_selection(plan, "greedy"), backend="emulator")
         assert int8(base, anchor).tolist() == [[3]] * batch
 
     @pytest.mark.parametrize("batch", [1, 4])
@@ -214,7 +215,7 @@ class TestContenders:
         rows[chosen] = rows[5].clone()  # equal, so all four contend
         head = MarkovHead(table=drawn.table, projection=rows)
         plan = plan_of(head, batch=batch)
-        assert (plan.num_blocks, plan.warp_tiles) == (1, 9)
+        assert (plan.shard.num_blocks, plan.shard.warp_tiles) == (1, 9)
         base = torch.full((batch, 1, 1150), -1000.0)
         base[:, :, chosen] = 0.0
         steps, computed = check(head, plan, base.bfloat16(), torch.arange(batch))
@@ -233,7 +234,7 @@ class TestContenders:
         )
         head = MarkovHead.random(vocab=1150, rank=64, seed=3)
         plan = plan_of(head, batch=batch)
-        assert (plan.num_blocks, plan.warp_tiles) == (1, 9)
+        assert (plan.shard.num_blocks, plan.shard.warp_tiles) == (1, 9)
         base, anchor = inputs(head, batch, 4, 1, deviation=0.1)
         steps, rows = check(head, plan, base, anchor, seed=3)
         assert steps == 4 * batch

@@ -22,7 +22,11 @@ from strategies import silent_head
 from wts.dtypes import NumberType
 from wts.heads.markov import MarkovHead
 from wts.kernels.resident.args import Turn
-from wts.kernels.resident.variants import streaming_plan, with_async_tiles, with_register_fragments
+from wts.kernels.resident.variants import (
+    streaming_plan,
+    with_register_fragments,
+    with_tcgen05_tiles,
+)
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import DTYPE_OF
 from wts.walk.walker import Walker
@@ -54,8 +58,12 @@ pytestmark = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 def test_greedy_plans(vocab: int, rank: int, blocks: int, batch: int, shared_bytes: int) -> None:
     head = MarkovHead.random(vocab=vocab, rank=rank, seed=vocab)
     plan = plan_of(head, batch=batch, blocks=blocks, shared_bytes=shared_bytes)
-    assert (plan.streamed_fragments > 0) == (plan.ring_units > 0) == (shared_bytes < WHOLE)
-    assert plan.warpgroups == (batch > 4 and shared_bytes != 110_000)
+    assert (
+        (plan.placement.streamed_fragments > 0)
+        == (plan.placement.ring_slots > 0)
+        == (shared_bytes < WHOLE)
+    )
+    assert plan.product.warpgroups == (batch > 4 and shared_bytes != 110_000)
     check_greedy(head, plan, batch, 5, padding=3)
     check_greedy(head, plan, max(1, batch - 1), 2, seed=1)
 
@@ -66,7 +74,7 @@ def test_plans_of_blackwell(gpu: str, batch: int, sampled: bool) -> None:
     """Lone warps for any batch: groups of four requests."""
     head = MarkovHead.random(vocab=700, rank=128, seed=4)
     plan = plan_of(head, batch=batch, blocks=2, sampled=sampled, gpu=gpu)
-    assert (plan.instruction, plan.columns) == ("mma", min(batch, 4))
+    assert (plan.product.instruction, plan.product.columns) == ("mma", min(batch, 4))
     (check_sampled if sampled else check_greedy)(head, plan, batch, 3, padding=3)
 
 
@@ -94,8 +102,9 @@ def test_tensor_memory(
     """Tiles of all warps by tcgen05, beside those that each multiplies itself."""
     head = MarkovHead.random(vocab=vocab, rank=rank, seed=vocab)
     plan = plan_of(head, batch=batch, sampled=sampled, gpu="b200", tensor_memory=True)
-    plan = with_async_tiles(plan, tensor, matrix)
-    assert (plan.warp_tiles, plan.tensor_tiles, plan.matrix_tiles) == (tiles, tensor, matrix)
+    plan = with_tcgen05_tiles(plan, tensor, matrix)
+    assert (plan.shard.warp_tiles, plan.product.tensor_tiles) == (tiles, tensor)
+    assert plan.product.matrix_tiles == matrix
     check = check_sampled if sampled else check_greedy
     check(head, plan, batch, 4, padding=3)
     check(head, plan, max(1, batch - 1), 2, seed=1)
@@ -105,8 +114,8 @@ def test_tensor_memory(
 def test_tensor_memory_and_what_streams(batch: int, shared_bytes: int) -> None:
     head = MarkovHead.random(vocab=2300, rank=256, seed=6)
     plan = plan_of(head, batch=batch, shared_bytes=shared_bytes, gpu="b200", tensor_memory=True)
-    assert plan.tensor_tiles > 0
-    assert plan.streamed_fragments > 0
+    assert plan.product.tensor_tiles > 0
+    assert plan.placement.streamed_fragments > 0
     check_greedy(head, plan, batch, 3, padding=3)
 
 
@@ -133,8 +142,8 @@ def test_a_kernel_that_misuses_tensor_memory_is_found_out(
     """Of the simulator: what it complains of, or other tokens than the emulator's."""
     head = MarkovHead.random(vocab=700, rank=64, seed=3)
     plan = plan_of(head, gpu="b200", batch=9 if "round" in right else 2, tensor_memory=True)
-    plan = with_async_tiles(plan, 2, 0)
-    base, anchor = inputs(head, plan, plan.batch, 4, 0)
+    plan = with_tcgen05_tiles(plan, 2, 0)
+    base, anchor = inputs(head, plan, plan.request.batch, 4, 0)
     wanted = Walker(head, plan, backend="emulator")(base, anchor)
 
     def outcome(change: tuple[str, str] | None) -> str:
@@ -164,7 +173,7 @@ def test_a_kernel_that_misuses_tensor_memory_is_found_out(
 def test_nothing_resident(batch: int, sampled: bool) -> None:
     head = MarkovHead.random(vocab=700, rank=256, seed=9)
     plan = streaming_plan(plan_of(head, batch=batch, sampled=sampled))
-    assert plan.resident_share == 0
+    assert plan.placement.resident_share == 0
     (check_sampled if sampled else check_greedy)(head, plan, batch, 4, padding=3)
 
 
@@ -172,8 +181,8 @@ def test_nothing_resident(batch: int, sampled: bool) -> None:
 def test_other_placements(fragments: int) -> None:
     head = MarkovHead.random(vocab=700, rank=256, seed=9)
     plan = with_register_fragments(plan_of(head), fragments)
-    assert plan.register_fragments == fragments
-    assert plan.shared_fragments == plan.warp_tiles * plan.slabs - fragments
+    assert plan.placement.register_fragments == fragments
+    assert plan.placement.shared_fragments == plan.shard.warp_tiles * plan.shard.slabs - fragments
     check_greedy(head, plan, 1, 3)
 
 
@@ -206,7 +215,7 @@ def test_scores_too_close_for_approximations(
     """Cold rows of equal logits: scores of 2e6 and more, an eighth apart: precise scores."""
     head = silent_head(300, dtype=DTYPE_OF[base_type])
     plan = plan_of(head, batch=batch, blocks=3, sampled=True, base_type=base_type)
-    assert plan.scored == (base_type == "bf16")
+    assert plan.selection.score_in_word == (base_type == "bf16")
     base = torch.full((batch, 3, 300), value).to(DTYPE_OF[base_type])
     anchor = torch.zeros(batch, dtype=torch.int64)
     temperatures = torch.tensor([1e-5, 1.0, 3e-5, 1e-3, 0.0, 1e-4, 2e-5, 1e-2] * 2)[:batch].clone()
@@ -245,7 +254,7 @@ def test_number_types(base_type: NumberType, sampled: bool) -> None:
 def test_groups_narrower_than_four_where_memory_is_short(shared_bytes: int, columns: int) -> None:
     head = MarkovHead.random(vocab=3000, rank=64, seed=5)
     plan = plan_of(head, batch=5, shared_bytes=shared_bytes)
-    assert (plan.columns, plan.groups) == (columns, -(-5 // columns))
+    assert (plan.product.columns, plan.product.groups) == (columns, -(-5 // columns))
     check_greedy(head, plan, 5, 3, padding=3)
 
 
@@ -256,7 +265,7 @@ def test_base_logits_that_end_just_behind_a_shard(more: int, base_type: NumberTy
     """The last block has a few rows: whole 16-byte pieces of the others must end before them."""
     head = MarkovHead.random(vocab=128 + more, rank=64, seed=1)
     plan = plan_of(head, batch=4, blocks=2, base_type=base_type)
-    assert (plan.num_blocks, plan.rows) == (2, 128)
+    assert (plan.shard.num_blocks, plan.shard.rows) == (2, 128)
     simulator, walker = Simulator(head, plan), Walker(head, plan, backend="emulator")
     for batch in range(1, 5):  # lines at several distances from multiples of 16 bytes
         base, anchor = inputs(head, plan, batch, 3, batch)

@@ -40,6 +40,7 @@ from wts.errors import InputError
 from wts.heads.base import Head
 from wts.heads.load import read_head
 from wts.kernels.planner import plan_residency
+from wts.kernels.resident.variants import with_selection
 from wts.numerics.gumbel import Noise
 from wts.walk.walker import Walker
 
@@ -318,7 +319,7 @@ def test_other_tokens_are_looked_into(name: str, tmp_path: Path) -> None:
         tokens = walker(block.base_logits, block.anchor, hidden=hidden)
         return tokens + torch.tensor([[0], [1]])
 
-    int8 = Walker(head, replace(plan, exact=False), backend="emulator")
+    int8 = Walker(head, with_selection(plan, "greedy"), backend="emulator")
     with pytest.raises(InputError, match=r"^walker: wanted an exact one"):
         ExactBeside(int8, other)
     beside = ExactBeside(walker, other)

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from strategies import hopper, plans
 from wts.heads.kinds import Shape
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.kernels.resident.shared import shared_layout
 
 COMPILER = shutil.which("g++")
@@ -29,7 +29,7 @@ pytestmark = pytest.mark.skipif(COMPILER is None, reason="needs g++")
 
 
 def translation_unit(
-    several: Sequence[ResidencyPlan], layouts: Sequence[Sequence[tuple[str, int]]]
+    several: Sequence[ResidentPlan], layouts: Sequence[Sequence[tuple[str, int]]]
 ) -> str:
     """One program that holds the struct under every plan, and asserts every offset."""
     parts = ["#include <cstddef>"]
@@ -48,7 +48,7 @@ def translation_unit(
 
 
 def complaints(
-    several: Sequence[ResidencyPlan],
+    several: Sequence[ResidentPlan],
     layouts: Sequence[Sequence[tuple[str, int]]] | None = None,
 ) -> str:
     """What g++ has to say, "" if all is as planned."""
@@ -65,7 +65,7 @@ def complaints(
     return run.stderr
 
 
-def published(**changes: int) -> ResidencyPlan:
+def published(**changes: int) -> ResidentPlan:
     fields = {"vocab": 151_936, "rank": 256} | changes
     batch = fields.pop("batch", 1)
     return plan_residency(Shape(**fields), hopper(), batch=batch)
@@ -85,7 +85,7 @@ def test_the_layout_includes_the_plan_and_types_and_nothing_else() -> None:
         HealthCheck.filter_too_much,
     ],
 )
-def test_kernel_and_planner_agree_on_every_offset(several: list[ResidencyPlan]) -> None:
+def test_kernel_and_planner_agree_on_every_offset(several: list[ResidentPlan]) -> None:
     assert complaints(several) == ""
 
 
@@ -112,17 +112,18 @@ def test_a_wrong_total_is_seen_by_the_kernel_itself() -> None:
     header = published().render_header()
     size = published().shared_bytes
 
-    class Wrong(ResidencyPlan):
+    class Wrong(ResidentPlan):
         def render_header(self) -> str:
             return header.replace(f"SHARED_BYTES = {size};", f"SHARED_BYTES = {size + 128};")
 
-    fields = {name: getattr(published(), name) for name in ResidencyPlan.__dataclass_fields__}
+    fields = {name: getattr(published(), name) for name in ResidentPlan.__dataclass_fields__}
     assert "planner and kernel disagree on shared memory" in complaints([Wrong(**fields)])
 
 
 def test_a_shard_that_does_not_fit_is_seen_by_the_kernel_itself() -> None:
-    tight = replace(published(), shared_limit=published().shared_bytes - 1)
-    assert "the shard does not fit in a block" in complaints([tight])
+    plan = published()
+    gpu = replace(plan.gpu, shared_bytes_per_block=plan.shared_bytes - 1)
+    assert "the shard does not fit in a block" in complaints([plan.replaced(gpu=gpu)])
 
 
 def test_the_header_is_plain_cpp(tmp_path: Path) -> None:

@@ -832,4 +832,4 @@ class TestWalker:
         weights = sum(weight.nbytes for weight in weights_of(head).values())
         assert walker(head, "reference").memory_bytes == weights
         emulator = walker(head, "emulator")
-        assert emulator.memory_bytes > emulator.plan.padded_vocab * 68
+        assert emulator.memory_bytes > emulator.plan.shard.padded_vocab * 68

@@ -34,7 +34,7 @@ sanitize = load()
 def test_plans_are_small_and_what_they_are_for(case: sanitize.Case) -> None:
     head = case.head()
     plan = case.plan(head, hopper(case.blocks))  # refuses another plan
-    assert 2 <= plan.num_blocks <= case.blocks <= 4
+    assert 2 <= plan.shard.num_blocks <= case.blocks <= 4
     base = case.base(head)
     assert not base.isnan().any()
     assert (base.storage_offset() % 2 == 1) == case.odd

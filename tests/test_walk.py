@@ -183,8 +183,12 @@ class TestCall:
     def test_says_what_it_is_and_holds(self) -> None:
         head = MarkovHead.random(vocab=90, rank=64, seed=1, draft_vocab=70)
         emulator = walker(head, "emulator")
-        assert (emulator.backend, emulator.head, emulator.plan.vocab) == ("emulator", head, 70)
-        rows = emulator.plan.padded_vocab
+        assert (emulator.backend, emulator.head, emulator.plan.request.shape.vocab) == (
+            "emulator",
+            head,
+            70,
+        )
+        rows = emulator.plan.shard.padded_vocab
         assert emulator.memory_bytes == rows * (64 + 4) + 90 * (2 * 64 + 32) + 70 * 4
         assert walker(head, "reference").memory_bytes == (90 + 70) * 64 * 2 + 70 * 8
 
@@ -462,10 +466,10 @@ class TestBadInput:
         with pytest.raises(HeadError, match=rf"^head: wanted a MarkovHead, .*, found {kind}; "):
             Walker(found, plan, backend=backend)
         with pytest.raises(
-            PlanError, match=rf"^plan: wanted a ResidencyPlan, found {kind}; .*plan_residency"
+            PlanError, match=rf"^plan: wanted a ResidentPlan, found {kind}; .*plan_residency"
         ):
             Walker(head, found, backend=backend)
-        with pytest.raises(HeadError, match=r"found ResidencyPlan; "):
+        with pytest.raises(HeadError, match=r"found ResidentPlan; "):
             Walker(plan, head, backend=backend)  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("backend", ["auto", "device", *CPU_BACKENDS])

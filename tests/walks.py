@@ -5,9 +5,9 @@ from __future__ import annotations
 import gc
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
-from typing import Any, Literal, TypeAlias, cast
+from typing import Literal, TypeAlias, cast
 
 import pytest
 import torch
@@ -17,9 +17,9 @@ from wts.dtypes import NUMBER_TYPES, NumberType
 from wts.hardware.gpu import GpuSpec, gpu_spec
 from wts.heads.base import Head
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
-from wts.kernels.resident.units import EXACT_ROWS
+from wts.kernels.resident.plan import ResidentPlan
 from wts.numerics.gumbel import Noise
+from wts.selection.exact import EXACT_ROWS
 from wts.walk.backends import BackendName
 from wts.walk.walker import Walker
 
@@ -52,7 +52,7 @@ def plan_of(
     blocks: int | None = None,
     base_type: NumberType = "bf16",
     sampled: bool = False,
-) -> ResidencyPlan:
+) -> ResidentPlan:
     """A plan of a head; skips the test where no walk of this way is of such numbers."""
     backend, _, how = way.partition(" ")
     types = {head.table.dtype, head.projection.dtype}
@@ -124,7 +124,7 @@ def check(walker: Walker, base: torch.Tensor, anchor: torch.Tensor) -> torch.Ten
 
 def check_all(walker: Walker, *, requests: tuple[int, ...], steps: tuple[int, ...]) -> None:
     """Spread and tied inputs, for each number of requests and of steps."""
-    head, base_type = walker.head, walker.plan.base_type
+    head, base_type = walker.head, walker.plan.request.base_type
     for batch in requests:
         for count in steps:
             for tied in (False, True):
@@ -179,7 +179,7 @@ def run_sampled(
 ) -> Drawn:
     """One call of a Walker whose plan is sampled; logits_out holds `fill` before it."""
     counter = torch.tensor([offset])
-    logits = torch.full(base.shape, fill, dtype=DTYPES[walker.plan.step_type])
+    logits = torch.full(base.shape, fill, dtype=DTYPES[walker.plan.request.step_type])
     there, counter_there = moved(logits, walker), moved(counter, walker)
     tokens = walker(
         moved(base, walker),
@@ -225,29 +225,13 @@ def capturing(graph: torch.cuda.CUDAGraph) -> Iterator[None]:
         gc.enable()
 
 
-@dataclass(frozen=True, slots=True)
-class _OneBlockLess:
-    """What a launch reads of a plan, as it is but for the number of blocks.
-
-    A plan of fewer blocks would hold more in each, and its launch ask for that much memory.
-    """
-
-    whole: ResidencyPlan
-
-    @property
-    def num_blocks(self) -> int:
-        return self.whole.num_blocks - 1
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.whole, name)
-
-
 @contextmanager
 def without_the_last_block(walker: Walker) -> Iterator[None]:
     """Launch one block less than every block waits for."""
     kernel = walker.kernels[0]
     whole = kernel.plan
-    kernel.plan = cast(ResidencyPlan, _OneBlockLess(whole))
+    # Nothing else: a plan of fewer blocks would hold more in each, and its launch ask for that.
+    kernel.plan = replace(whole, shard=replace(whole.shard, num_blocks=whole.shard.num_blocks - 1))
     try:
         yield
     finally:

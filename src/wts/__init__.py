@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from wts.heads.gated import GatedHead
     from wts.heads.markov import MarkovHead
     from wts.heads.rnn import RnnHead
-    from wts.kernels.planner import plan_residency
-    from wts.kernels.resident.plan import ResidencyPlan
+    from wts.kernels.planner import plan_residency, plan_walk
+    from wts.kernels.resident.plan import ResidencyPlan, ResidentPlan
     from wts.numerics.gumbel import Noise
     from wts.walk.walker import Walker
 
@@ -25,10 +25,12 @@ __all__ = [
     "MarkovHead",
     "Noise",
     "ResidencyPlan",
+    "ResidentPlan",
     "RnnHead",
     "WalkError",
     "Walker",
     "plan_residency",
+    "plan_walk",
 ]
 
 _HOME = {
@@ -37,10 +39,12 @@ _HOME = {
     "MarkovHead": "wts.heads.markov",
     "Noise": "wts.numerics.gumbel",
     "ResidencyPlan": "wts.kernels.resident.plan",
+    "ResidentPlan": "wts.kernels.resident.plan",
     "RnnHead": "wts.heads.rnn",
     "WalkError": "wts.errors",
     "Walker": "wts.walk.walker",
     "plan_residency": "wts.kernels.planner",
+    "plan_walk": "wts.kernels.planner",
 }
 
 

@@ -111,7 +111,7 @@ def plan_of(golden: Golden) -> Any:
     from wts.hardware.gpu import gpu_spec
     from wts.heads.kinds import Shape
     from wts.kernels.planner import plan_residency
-    from wts.kernels.resident.variants import streaming_plan, with_async_tiles
+    from wts.kernels.resident.variants import streaming_plan, with_tcgen05_tiles
 
     gpu = gpu_spec(golden.gpu)
     gpu = gpu.with_blocks(golden.blocks) if golden.blocks else gpu
@@ -135,7 +135,7 @@ def plan_of(golden: Golden) -> Any:
     )
     if golden.streaming:
         plan = streaming_plan(plan)
-    return with_async_tiles(plan, *golden.split) if golden.split else plan
+    return with_tcgen05_tiles(plan, *golden.split) if golden.split else plan
 
 
 def rendered(plan: Any) -> str:

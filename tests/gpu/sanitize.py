@@ -37,7 +37,7 @@ from wts.heads.markov import MarkovHead
 from wts.kernels.compile import KERNEL_NAME
 from wts.kernels.packed import pack_head
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.numerics.gumbel import Noise
 from wts.walk.validate import LONGEST_TIMEOUT_MS
 from wts.walk.walker import Walker
@@ -89,7 +89,7 @@ class Case:
             vocab=self.vocab, rank=self.rank, seed=self.vocab, draft_vocab=self.draft_vocab
         )
 
-    def plan(self, head: Head, gpu: GpuSpec) -> ResidencyPlan:
+    def plan(self, head: Head, gpu: GpuSpec) -> ResidentPlan:
         plan = plan_residency(
             head,
             gpu,
@@ -98,7 +98,7 @@ class Case:
             sampled=self.sampled,
             base_type=self.base_type,
         )
-        if (plan.streamed_fragments > 0) != self.streamed or plan.num_blocks < 2:
+        if (plan.placement.streamed_fragments > 0) != self.streamed or plan.shard.num_blocks < 2:
             sys.exit(f"{self.name}: found another plan than this case is for:\n{plan}")
         return plan
 

@@ -102,7 +102,7 @@ class TestExactSums:
     @pytest.mark.parametrize(("vocab", "rank", "blocks", "batch"), STREAMING)
     def test_what_streams(self, vocab: int, rank: int, blocks: int, batch: int) -> None:
         on_gpu = walker(exact_head(vocab, rank), batch=batch, blocks=blocks)
-        assert on_gpu.plan.streamed_fragments > 0
+        assert on_gpu.plan.placement.streamed_fragments > 0
         check_all(on_gpu, requests=(1, batch), steps=(1, 7))
 
     @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
@@ -174,7 +174,7 @@ class TestExactSums:
         head.table[:, 7] = value
         head.projection[:, 7] = 1.0
         on_gpu = walker(head, batch=batch)
-        assert on_gpu.plan.padded_vocab > on_gpu.plan.vocab
+        assert on_gpu.plan.shard.padded_vocab > on_gpu.plan.request.shape.vocab
         base, anchor = base_logits(head, batch=batch, steps=3, seed=1), anchors(head, batch, 1)
         check(on_gpu, base, anchor)
 
@@ -221,7 +221,7 @@ class TestAnySums:
         if head.hidden_size is not None:
             hidden = hidden_states(head, batch=batch, steps=steps, seed=seed)
         temperatures = logits = None
-        if on_gpu.plan.sampled:
+        if on_gpu.plan.request.sampled:
             temperatures = [TEMPERATURES[row % len(TEMPERATURES)] for row in range(batch)]
             drawn = run_sampled(on_gpu, base, anchor, temperatures, key=7, hidden=hidden)
             tokens, logits = drawn.tokens, drawn.logits

@@ -156,7 +156,7 @@ class TestShapes:
     def test_grids(self, kind: type[RecurrentHead], blocks: int, batch: int) -> None:
         """Few blocks have many rows of a state's matrix each; many have one, or none."""
         walker = walker_of(DEVICE, head_of(kind, 1503, 64), batch=batch, blocks=blocks)
-        assert walker.plan.num_blocks <= blocks
+        assert walker.plan.shard.num_blocks <= blocks
         check(walker, inputs(walker.head, batch, 5))
 
     @each_kind
@@ -190,7 +190,7 @@ class TestShapes:
     def test_a_part_that_streams(self, kind: type[RecurrentHead], batch: int) -> None:
         head = head_of(kind, 30_011, 256)
         walker = walker_of(DEVICE, head, batch=batch, blocks=12)
-        assert walker.plan.streamed_fragments > 0
+        assert walker.plan.placement.streamed_fragments > 0
         check(walker, inputs(head, batch, 4))
 
     @each_kind
@@ -526,8 +526,8 @@ def walker_with_limit(kind: type[RecurrentHead], timeout_ms: int, *, batch: int 
     others: dict[str, Any] = {"state_size": 512} if kind is DominoHead else {}
     head = head_of(kind, 4999, 512, **others)
     plan = plan_residency(head, gpu_of(DEVICE), batch=batch, steps=32)
-    if plan.state:
-        assert (plan.num_blocks - 1) * plan.block_units < plan.units
+    if plan.request.shape.state:
+        assert (plan.shard.num_blocks - 1) * plan.recurrence.block_neurons < plan.recurrence.neurons
     return Walker(head, plan, backend=DEVICE, timeout_ms=timeout_ms)
 
 
@@ -546,12 +546,12 @@ class TestFaults:
     ) -> None:
         """Of a head with a state the products are what is waited for first, and in vain."""
         walker = walker_with_limit(kind, 20, batch=batch)
-        last = walker.plan.num_blocks - 1
+        last = walker.plan.shard.num_blocks - 1
         tokens = walk_without_the_last_block(walker, batch, 5)
         with pytest.raises(WalkTimeout) as caught:
             walker.check()
         assert re.search(rf"found none of block {last} at step 0 ", str(caught.value))
-        assert bool(((tokens >= 0) & (tokens < walker.plan.vocab)).all())
+        assert bool(((tokens >= 0) & (tokens < walker.plan.request.shape.vocab)).all())
         walker.check()
         check(walker, inputs(walker.head, batch, 5))
 

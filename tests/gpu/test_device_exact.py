@@ -7,7 +7,6 @@ often close; beside them, what is reported, and that captured graphs read refres
 from __future__ import annotations
 
 import math
-from dataclasses import replace
 from functools import lru_cache
 from typing import Any
 
@@ -21,7 +20,8 @@ from wts.heads.gated import GatedHead
 from wts.heads.markov import MarkovHead
 from wts.heads.rnn import RnnHead
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
+from wts.kernels.resident.variants import with_selection
 from wts.walk.reference import exact_walk
 from wts.walk.walker import Walker
 
@@ -42,10 +42,10 @@ def walkers(
 ) -> tuple[Walker, Walker, Walker]:
     """The exact walk on the device, the one in the emulator, and the int8 walk."""
     gpu = gpu_of("device", blocks)
-    plan: ResidencyPlan = plan_residency(head, gpu, batch=batch, steps=32, exact=True)
+    plan: ResidentPlan = plan_residency(head, gpu, batch=batch, steps=32, exact=True)
     device = Walker(head, plan, backend="device", exact=True)
     emulator = Walker(head, device.plan, backend="emulator", exact=True)
-    int8 = Walker(head, replace(device.plan, exact=False), backend="emulator")
+    int8 = Walker(head, with_selection(device.plan, "greedy"), backend="emulator")
     return device, emulator, int8
 
 
@@ -96,8 +96,8 @@ def close_head() -> MarkovHead:
 def test_contenders_of_every_kind(where: str, batch: int) -> None:
     head = close_head()
     device, emulator, int8 = walkers(head, batch, 4)
-    rows = device.plan.rows
-    own = device.plan.warp_tiles * 16
+    rows = device.plan.shard.rows
+    own = device.plan.shard.warp_tiles * 16
     chosen = {
         "one warp": [rows + 1, rows + 2, rows + 17, rows + 30],
         "one block": [rows + own * warp + 5 for warp in range(4)],

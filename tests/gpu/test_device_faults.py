@@ -27,15 +27,15 @@ def walker_with_limit(
     """A Walker of its own: its workspace is about to be broken."""
     head = MarkovHead.random(vocab=vocab, rank=64, seed=1)
     plan = plan_residency(head, gpu_of("device"), batch=batch, steps=32, base_type=base_type)
-    assert plan.num_blocks > 2
+    assert plan.shard.num_blocks > 2
     return Walker(head, plan, backend="device", timeout_ms=timeout_ms)
 
 
 def inputs(
     walker: Walker, *, batch: int = 2, steps: int = 5, seed: int = 1
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    base_type = walker.plan.base_type
-    batch = min(batch, walker.plan.batch)
+    base_type = walker.plan.request.base_type
+    batch = min(batch, walker.plan.request.batch)
     base = base_logits(walker.head, batch=batch, steps=steps, seed=seed, base_type=base_type)
     return base, anchors(walker.head, batch, seed)
 
@@ -58,14 +58,14 @@ class TestABlockThatNeverPublishes:
     )
     def test_is_named_and_the_next_walk_is_right(self, batch: int, base_type: NumberType) -> None:
         walker = walker_with_limit(20, batch=batch, base_type=base_type)
-        last = walker.plan.num_blocks - 1
+        last = walker.plan.shard.num_blocks - 1
         tokens = walk_without_the_last_block(walker)
         with pytest.raises(WalkTimeout) as caught:
             walker.check()
         message = str(caught.value)
         assert re.search(rf"within 20 ms, found none of block {last} at step 0 ", message)
         assert re.search(r"block \d+ waited", message)
-        assert bool(((tokens >= 0) & (tokens < walker.plan.vocab)).all())
+        assert bool(((tokens >= 0) & (tokens < walker.plan.request.shape.vocab)).all())
         walker.check()
         check_right(walker)
 
@@ -139,7 +139,7 @@ class TestSequence:
         check_right(walker)
         tag = (kernel.read_status()["sequence"] >> 1) - 1
         words: torch.Tensor
-        if walker.plan.wide:
+        if walker.plan.selection.long_words:
             words = kernel.workspace.slots.view(torch.int64)
             words.fill_((0x7FFFFFFF << 32) | (tag & 0xFFFF))
         else:
@@ -215,7 +215,7 @@ class TestBesideAnotherKernel:
         """One SM, some, or all of them are held for 50 ms; the walk needs every one."""
         sms = gpu_spec("LOCAL").num_sms
         walker = walker_with_limit(2000, vocab=384 * sms)
-        assert walker.plan.num_blocks == sms
+        assert walker.plan.shard.num_blocks == sms
         base, anchor = inputs(walker)
         there, anchor_there = base.cuda(), anchor.cuda()
         check_right(walker)

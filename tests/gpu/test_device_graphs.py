@@ -50,7 +50,7 @@ class Captured:
 
 
 def capture(walker: Walker, batch: int, steps: int) -> Captured:
-    vocab = walker.plan.vocab
+    vocab = walker.plan.request.shape.vocab
     base = torch.zeros(batch, steps, vocab, dtype=BF16, device="cuda")
     anchor = torch.zeros(batch, dtype=torch.int64, device="cuda")
     tokens = torch.zeros(batch, steps, dtype=torch.int64, device="cuda")

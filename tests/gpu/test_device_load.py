@@ -19,7 +19,7 @@ from strategies import anchors, base_logits
 from walks import capturing, gpu_of, twin
 from wts.heads.markov import MarkovHead
 from wts.kernels.planner import SWEEP_WARPS, plan_residency
-from wts.kernels.resident.units import TILE_ROWS
+from wts.kernels.resident.shard import TILE_ROWS
 from wts.numerics.gumbel import Noise
 from wts.walk.walker import Walker
 
@@ -56,7 +56,7 @@ def greedy_walker(*, batch: int, blocks: int | None = None, vocab: int = 20_011)
     """One whose exchanged words are of four bytes, with a tag of four bits."""
     head = tied_head(vocab, 64)
     plan = plan_residency(head, gpu_of("device", blocks), batch=batch)
-    check(not plan.wide, "a plan of eight-byte words")
+    check(not plan.selection.long_words, "a plan of eight-byte words")
     return Walker(head, plan, backend="device")
 
 
@@ -94,14 +94,16 @@ class Load:
     @classmethod
     def of(cls, walker: Walker, *, batch: int, steps: int) -> Load:
         temperatures, noise = None, None
-        if walker.plan.sampled:
+        if walker.plan.request.sampled:
             mixed = torch.tensor([1.0, 0.0, 0.7, 3.0])
             temperatures = mixed.repeat(-(-batch // len(mixed)))[:batch].cuda()
             noise = Noise(key=7, offset=torch.tensor([FIRST_OFFSET]).cuda())
         tokens = torch.zeros(batch, steps, dtype=torch.int64, device="cuda")
         return cls(
             walker=walker,
-            base=torch.zeros(batch, steps, walker.plan.vocab, dtype=BF16, device="cuda"),
+            base=torch.zeros(
+                batch, steps, walker.plan.request.shape.vocab, dtype=BF16, device="cuda"
+            ),
             anchor=torch.zeros(batch, dtype=torch.int64, device="cuda"),
             tokens=tokens,
             wanted=tokens.clone(),
@@ -219,7 +221,10 @@ def two_walkers_at_once() -> None:
         Load.of(greedy_walker(batch=batch, blocks=half, vocab=vocab), batch=batch, steps=6)
         for batch, vocab in ((2, 20_011), (5, 30_011))
     ]
-    check(all(load.walker.plan.num_blocks <= half for load in loads), "a plan of too many blocks")
+    check(
+        all(load.walker.plan.shard.num_blocks <= half for load in loads),
+        "a plan of too many blocks",
+    )
     graphs = [load.captured(load.walk_judged, WALKS_IN_A_ROW) for load in loads]
     streams = [torch.cuda.Stream() for _ in loads]
     for number, load in enumerate(loads):
@@ -241,7 +246,9 @@ def beside_matrix_products() -> None:
     sms = gpu_of("device").num_sms
     vocab = 3 * TILE_ROWS * SWEEP_WARPS * sms  # three tiles a warp
     walkers = (greedy_walker(batch=2, vocab=vocab), sampled_walker(batch=2, vocab=vocab))
-    check(all(walker.plan.num_blocks == sms for walker in walkers), "a plan of too few blocks")
+    check(
+        all(walker.plan.shard.num_blocks == sms for walker in walkers), "a plan of too few blocks"
+    )
     loads = [Load.of(walker, batch=2, steps=7) for walker in walkers]
     graphs = [load.captured(load.walk_judged) for load in loads]
     for number, load in enumerate(loads):

@@ -74,7 +74,7 @@ def check_all(walker: Walker, *, requests: tuple[int, ...], steps: tuple[int, ..
                     batch=batch,
                     steps=count,
                     seed=seed,
-                    base_type=walker.plan.base_type,
+                    base_type=walker.plan.request.base_type,
                     tied=tied,
                 )
                 anchor = anchors(walker.head, batch, seed)
@@ -120,7 +120,7 @@ class TestShapes:
         for batch in (1, 2, 8):
             head = random_head(30_011, 512)
             walker = walker_of("device", head, batch=batch, blocks=16, sampled=True)
-            assert walker.plan.streamed_fragments > 0
+            assert walker.plan.placement.streamed_fragments > 0
             check_all(walker, requests=(batch,), steps=(3,))
 
     @pytest.mark.parametrize("draft_vocab", [1, 700])
@@ -218,7 +218,7 @@ class TestCorners:
         walker = walker_of("device", head, base_type=base_type, sampled=True)
         batch, steps = data.draw(st.integers(1, 4)), data.draw(st.integers(1, 6))
         views = []
-        for dtype in (DTYPES[base_type], DTYPES[walker.plan.step_type]):
+        for dtype in (DTYPES[base_type], DTYPES[walker.plan.request.step_type]):
             stride = 1001 + data.draw(st.integers(0, 20))
             offset = data.draw(st.integers(0, 17))
             storage = torch.full((offset + batch * steps * stride + 3,), NAN, dtype=dtype)

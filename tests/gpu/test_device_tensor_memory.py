@@ -14,7 +14,7 @@ from wts.hardware.gpu import LOCAL, gpu_spec
 from wts.hardware.tensor_memory import has_product
 from wts.heads.markov import MarkovHead
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.variants import with_async_tiles
+from wts.kernels.resident.variants import with_tcgen05_tiles
 from wts.numerics.gumbel import Noise
 from wts.walk.walker import Walker
 
@@ -38,14 +38,14 @@ def test_walks(batch: int, sampled: bool, matrix: int) -> None:
     head = MarkovHead.random(vocab=40_000, rank=256, seed=batch)
     gpu = gpu_spec(LOCAL).with_blocks(37)
     plan = plan_residency(head, gpu, batch=batch, steps=8, sampled=sampled, tensor_memory=True)
-    sharing = plan.tiles_per_accumulator
-    left = sharing * max(1, plan.warp_tiles // sharing // 2)
-    plan = with_async_tiles(plan, plan.warp_tiles - left - matrix, matrix)
+    sharing = plan.product.tiles_per_accumulator
+    left = sharing * max(1, plan.shard.warp_tiles // sharing // 2)
+    plan = with_tcgen05_tiles(plan, plan.shard.warp_tiles - left - matrix, matrix)
     base, anchor = base_logits(head, batch=batch, steps=8, seed=1), anchors(head, batch, 2)
     tokens = []
     for backend, device in (("device", "cuda"), ("emulator", "cpu")):
         walker = Walker(head, plan, backend=backend)  # type: ignore[arg-type]
-        assert walker.plan.async_tiles > 0
+        assert walker.plan.product.tcgen05_tiles > 0
         more = {}
         if sampled:
             more["temperatures"] = torch.linspace(0, 1.5, batch).to(device)

@@ -96,7 +96,7 @@ class TestShapes:
         """Few blocks give each warp many tiles: several accumulators, phases and places."""
         for batch in (1, 4):
             walker = walker_of("device", tied_head(2999), batch=batch, blocks=blocks)
-            assert walker.plan.num_blocks <= blocks
+            assert walker.plan.shard.num_blocks <= blocks
             check_all(walker, requests=(batch,), steps=(5,))
 
     @pytest.mark.parametrize("draft_vocab", [1, 700, 2999])
@@ -152,12 +152,12 @@ class TestShapes:
     )
     def test_a_part_that_streams(self, vocab: int, rank: int, blocks: int, batch: int) -> None:
         walker = walker_of("device", random_head(vocab, rank), batch=batch, blocks=blocks)
-        assert walker.plan.streamed_fragments > 0
+        assert walker.plan.placement.streamed_fragments > 0
         check_all(walker, requests=(1, batch), steps=(1, 5))
 
     def test_a_published_head_that_streams_a_part(self) -> None:
         walker = walker_of("device", random_head(248_320, 256), batch=2)
-        assert walker.plan.resident_share < 1
+        assert walker.plan.placement.resident_share < 1
         check_all(walker, requests=(2,), steps=(4,))
 
 
@@ -426,7 +426,7 @@ class TestRefusals:
         larger = replace(local, num_sms=local.num_sms + 8, max_blocks=local.num_sms + 8)
         head = silent_head(larger.num_sms * 128)
         plan = plan_residency(head, larger)
-        assert plan.num_blocks > local.num_sms
+        assert plan.shard.num_blocks > local.num_sms
         with pytest.raises(DeviceError, match=rf"at most {local.num_sms} co-resident blocks"):
             Walker(head, plan, backend="device")
 

@@ -22,7 +22,7 @@ from wts.kernels.cache import cache_folder
 from wts.kernels.compile import CompiledWalk, compile_fitting, compile_walk
 from wts.kernels.cubin import Resources, instruction_counts
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 
 
 def compiler_missing() -> str:
@@ -75,7 +75,7 @@ def plan_of(
     exact: bool = False,
     tensor_memory: bool | None = None,
     **shape: Any,
-) -> ResidencyPlan:
+) -> ResidentPlan:
     shape |= {"vocab": vocab, "rank": rank}
     spec = hopper(blocks) if gpu is None else GPUS[gpu]
     return plan_residency(
@@ -90,21 +90,31 @@ def plan_of(
     )
 
 
-def check_kernel(plan: ResidencyPlan, cache: Path) -> None:
+def check_kernel(plan: ResidentPlan, cache: Path) -> None:
     compiled = compile_walk(plan, cache=cache)
     used = compiled.used
     assert compiled.plan is plan
     assert compiled.cubin[:4] == b"\x7fELF"
     assert (used.spill_bytes, used.local_accesses) == (0, 0)
-    assert used.matrix_instructions == plan.matrix_instructions * plan.sweeps_written > 0
-    assert 0 < used.registers * plan.threads <= 65_536, "a block's registers fit an SM"
-    instruction = {"mma": "IMMA" if plan.quantised else "HMMA", "wgmma": "IGMMA"}[plan.instruction]
+    assert (
+        used.matrix_instructions
+        == plan.product.matrix_instructions * plan.selection.sweeps_written
+        > 0
+    )
+    assert 0 < used.registers * plan.roles.threads <= 65_536, "a block's registers fit an SM"
+    instruction = {"mma": "IMMA" if plan.request.quantised else "HMMA", "wgmma": "IGMMA"}[
+        plan.product.instruction
+    ]
     counts = instruction_counts(compiled.cubin)
     assert counts[instruction] == used.matrix_instructions
     # Of tcgen05: products, a commit and a load of sums for each accumulator, stores of the weights.
-    assert counts["UTCMMA"] == plan.tensor_instructions == plan.async_tiles * plan.slabs
-    assert counts["UTCBAR"] == counts["LDTM"] == plan.async_accumulators
-    assert (counts["STTM"] > 0) == (plan.tensor_tiles > 0)
+    assert (
+        counts["UTCMMA"]
+        == plan.product.tensor_instructions
+        == plan.product.tcgen05_tiles * plan.shard.slabs
+    )
+    assert counts["UTCBAR"] == counts["LDTM"] == plan.product.tcgen05_accumulators
+    assert (counts["STTM"] > 0) == (plan.product.tensor_tiles > 0)
 
 
 @needs_compiler
@@ -161,7 +171,7 @@ class TestKernel:
     @pytest.mark.parametrize("sampled", [False, True])
     def test_of_a_head_that_streams_a_part(self, batch: int, sampled: bool, cache: Path) -> None:
         plan = plan_of(248_320, 256, batch, sampled=sampled)
-        assert plan.streamed_fragments > 0
+        assert plan.placement.streamed_fragments > 0
         check_kernel(plan, cache)
 
     @pytest.mark.parametrize("batch", [1, 2, 4, 8, 16])
@@ -198,10 +208,10 @@ class TestKernel:
 
     @given(plans(hopper_only=True))
     @settings(some_plans, max_examples=7)
-    def test_of_drawn_plans_with_as_many_registers_as_fit(self, plan: ResidencyPlan) -> None:
+    def test_of_drawn_plans_with_as_many_registers_as_fit(self, plan: ResidentPlan) -> None:
         compiled = compile_fitting(plan)
         fitting = compiled.plan
-        wanted = fitting.matrix_instructions * fitting.sweeps_written
+        wanted = fitting.product.matrix_instructions * fitting.selection.sweeps_written
         assert compiled.used.matrix_instructions == wanted
         assert (compiled.used.spill_bytes, compiled.used.local_accesses) == (0, 0)
 
@@ -221,8 +231,8 @@ class TestKernel:
     ) -> None:
         """Hopper's kernel as it is, whose warps then multiply alone for any batch."""
         plan = compile_fitting(plan_of(vocab, 256, batch, gpu=gpu, sampled=sampled)).plan
-        assert plan.arch == GPUS[gpu].arch
-        assert plan.instruction == "mma"
+        assert plan.gpu.arch == GPUS[gpu].arch
+        assert plan.product.instruction == "mma"
         check_kernel(plan, cache)
 
     @pytest.mark.parametrize("gpu", ["b200", "b300"])
@@ -242,8 +252,8 @@ class TestKernel:
     def test_with_tensor_memory(self, vocab: int, batch: int, sampled: bool, cache: Path) -> None:
         planned = plan_of(vocab, 256, batch, gpu="b200", sampled=sampled, tensor_memory=True)
         plan = compile_fitting(planned).plan
-        assert (plan.tensor_tiles > 0) == (vocab > 32_000), "registers hold what they can"
-        assert plan.streamed_fragments == 0
+        assert (plan.product.tensor_tiles > 0) == (vocab > 32_000), "registers hold what they can"
+        assert plan.placement.streamed_fragments == 0
         check_kernel(plan, cache)
 
     @pytest.mark.parametrize("gpu", ["b200", "b300"])
@@ -255,8 +265,8 @@ class TestKernel:
     ) -> None:
         planned = plan_of(vocab, 256, batch, gpu=gpu, sampled=sampled, weights="bf16")
         plan = compile_fitting(planned).plan
-        assert plan.arch == GPUS[gpu].arch
-        assert plan.tensor_tiles > 0
+        assert plan.gpu.arch == GPUS[gpu].arch
+        assert plan.product.tensor_tiles > 0
         check_kernel(plan, cache)
 
     @pytest.mark.parametrize(("kind", "state"), [("gated", 0), ("rnn", 256), ("domino", 1024)])
@@ -266,7 +276,7 @@ class TestKernel:
             plan = plan_of(
                 151_936, 256, batch, gpu="b200", sampled=sampled, tensor_memory=True, **shape
             )
-            assert plan.tensor_tiles > 0
+            assert plan.product.tensor_tiles > 0
             check_kernel(compile_fitting(plan).plan, cache)
 
     def test_that_is_traced_compiles_too(self, cache: Path) -> None:
@@ -299,8 +309,8 @@ class TestSweepOrder:
     """The kernel works out where a fragment comes in the sweep; the planner said where."""
 
     @staticmethod
-    def compile_with_check(plan: ResidencyPlan, order: list[tuple[int, int]], cache: Path) -> None:
-        words = ", ".join(str(tile * plan.slabs + slab) for tile, slab in order)
+    def compile_with_check(plan: ResidentPlan, order: list[tuple[int, int]], cache: Path) -> None:
+        words = ", ".join(str(tile * plan.shard.slabs + slab) for tile, slab in order)
         sources = wts.kernels.compile.read_sources()
         sources["resident.cu"] += ORDER_CHECK % words
         with pytest.MonkeyPatch.context() as patch:
@@ -313,19 +323,19 @@ class TestSweepOrder:
         self, warp_tiles: int, batch: int, cache: Path
     ) -> None:
         plan = plan_of(2 * 128 * warp_tiles, 64, batch, blocks=2)
-        assert plan.warp_tiles == warp_tiles
-        self.compile_with_check(plan, plan.sweep_order(), cache)
+        assert plan.shard.warp_tiles == warp_tiles
+        self.compile_with_check(plan, plan.placement.sweep_order(), cache)
 
     @given(plans(hopper_only=True))
     @settings(some_plans, max_examples=4)
-    def test_is_the_planned_one(self, cache: Path, plan: ResidencyPlan) -> None:
-        assume(not plan.warpgroups)  # they take tile after tile, as `places` has them
+    def test_is_the_planned_one(self, cache: Path, plan: ResidentPlan) -> None:
+        assume(not plan.product.warpgroups)  # they take tile after tile, as `places` has them
         fitting = compile_fitting(plan).plan
-        self.compile_with_check(fitting, fitting.sweep_order(), cache)
+        self.compile_with_check(fitting, fitting.placement.sweep_order(), cache)
 
     def test_another_one_is_seen(self, cache: Path) -> None:
         plan = plan_of(5000, 64, 4, blocks=7)
-        order = plan.sweep_order()
+        order = plan.placement.sweep_order()
         order[0], order[-1] = order[-1], order[0]
         with pytest.raises(CompileError, match="the sweep is not in the planned order"):
             self.compile_with_check(plan, order, cache)
@@ -335,18 +345,18 @@ class TestFitting:
     """A plan gives way to one with fewer registers where the compiler would spill."""
 
     @staticmethod
-    def spill_above(limit: int, monkeypatch: pytest.MonkeyPatch) -> list[ResidencyPlan]:
+    def spill_above(limit: int, monkeypatch: pytest.MonkeyPatch) -> list[ResidentPlan]:
         """Let kernels of more register fragments than `limit` spill; gives the plans tried."""
         tried = []
 
-        def stand_in(plan: ResidencyPlan, *, trace: bool = False) -> CompiledWalk:
+        def stand_in(plan: ResidentPlan, *, trace: bool = False) -> CompiledWalk:
             tried.append(plan)
-            if plan.register_fragments > limit:
+            if plan.placement.register_fragments > limit:
                 raise wts.kernels.compile._Spilled("wanted a kernel without spills")
             used = Resources(
                 registers=168,
                 spill_bytes=0,
-                matrix_instructions=plan.matrix_instructions,
+                matrix_instructions=plan.product.matrix_instructions,
                 tensor_instructions=0,
                 local_accesses=0,
             )
@@ -365,15 +375,15 @@ class TestFitting:
         self, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
     ) -> None:
         plan = plan_of(151_936, 256)
-        tried = self.spill_above(plan.register_fragments - 6, monkeypatch)
+        tried = self.spill_above(plan.placement.register_fragments - 6, monkeypatch)
         with caplog.at_level(logging.INFO, logger="wts"):
             found = compile_fitting(plan).plan
         assert found == tried[-1]
-        assert [p.register_fragments for p in tried] == sorted(
-            (p.register_fragments for p in tried), reverse=True
+        assert [p.placement.register_fragments for p in tried] == sorted(
+            (p.placement.register_fragments for p in tried), reverse=True
         )
-        assert plan.register_fragments - 10 <= found.register_fragments
-        assert found.register_fragments <= plan.register_fragments - 6
+        assert plan.placement.register_fragments - 10 <= found.placement.register_fragments
+        assert found.placement.register_fragments <= plan.placement.register_fragments - 6
         assert plan.hash in caplog.text
         assert found.hash in caplog.text
 
@@ -386,7 +396,7 @@ class TestFitting:
     def test_other_faults_are_not_tried_again(self, monkeypatch: pytest.MonkeyPatch) -> None:
         tried = []
 
-        def broken(plan: ResidencyPlan, *, trace: bool = False) -> CompiledWalk:
+        def broken(plan: ResidentPlan, *, trace: bool = False) -> CompiledWalk:
             tried.append(plan)
             raise CompileError("does not compile")
 
@@ -471,15 +481,17 @@ class TestRefusals:
 
     @needs_compiler
     def test_an_architecture_that_there_is_not(self, tmp_path: Path) -> None:
-        with pytest.raises(CompileError, match="sm_11a"):
-            compile_walk(replace(plan_of(), arch="sm_11a"), cache=tmp_path)
+        plan = plan_of()
+        gpu = replace(plan.gpu, compute_capability=(11, 0))
+        with pytest.raises(CompileError, match="sm_110a"):
+            compile_walk(plan.replaced(gpu=gpu), cache=tmp_path)
 
     @needs_compiler
     def test_a_plan_that_the_layout_contradicts(self, tmp_path: Path) -> None:
         plan = plan_of()
-        tight = replace(plan, shared_limit=plan.shared_bytes - 128)
+        gpu = replace(plan.gpu, shared_bytes_per_block=plan.shared_bytes - 128)
         with pytest.raises(CompileError, match="the shard does not fit in a block"):
-            compile_walk(tight, cache=tmp_path)
+            compile_walk(plan.replaced(gpu=gpu), cache=tmp_path)
 
     @needs_compiler
     @pytest.mark.parametrize(

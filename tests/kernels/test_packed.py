@@ -227,23 +227,23 @@ class TestWarpgroups:
     @pytest.mark.parametrize(("vocab", "blocks", "rank"), [(1000, 1, 64), (3000, 2, 128)])
     def test_every_row_of_an_operand(self, vocab: int, blocks: int, rank: int) -> None:
         plan = plan_residency(Shape(vocab=vocab, rank=rank), hopper(blocks), batch=8)
-        assert plan.warpgroups
-        levels = random_levels(plan.padded_vocab, rank)
-        tiles = torch.zeros(plan.padded_vocab // 16, plan.tile_bytes, dtype=torch.uint8)
+        assert plan.product.warpgroups
+        levels = random_levels(plan.shard.padded_vocab, rank)
+        tiles = torch.zeros(plan.shard.padded_vocab // 16, plan.shard.tile_bytes, dtype=torch.uint8)
         store_rows(levels, plan, tiles, 0)
-        operands = tiles.view(torch.int8).view(-1, plan.warp_tiles, rank // 32, 2048)
+        operands = tiles.view(torch.int8).view(-1, plan.shard.warp_tiles, rank // 32, 2048)
         assert len(operands) == 2 * blocks
-        whole = plan.warp_tiles // 2 * 2
+        whole = plan.shard.warp_tiles // 2 * 2
         for warp in range(8 * blocks):
             block, own = divmod(warp, 8)
-            for tile in range(plan.warp_tiles):
+            for tile in range(plan.shard.warp_tiles):
                 if tile < whole:
                     half, first = tile % 2, 16 * (own * whole + tile // 2 * 2)
                 else:  # the odd tile: half of a pair behind all whole ones
                     half, first = own % 2, 16 * (8 * whole + own // 2 * 2)
                 for row in range(16):
                     j, g = divmod(row, 8)
-                    token = block * plan.rows + first + 4 * g + 2 * half + j
+                    token = block * plan.shard.rows + first + 4 * g + 2 * half + j
                     for slab in range(rank // 32):
                         operand = operands[warp // 4, tile, slab].view(2, 8, 8, 16)
                         found = operand[:, 2 * (warp % 4) + j, g].reshape(32)
@@ -252,9 +252,9 @@ class TestWarpgroups:
     @given(st.integers(1, 2000), st.sampled_from((64, 256)), st.integers(1, 3), st.integers(1, 64))
     def test_rows_come_back(self, vocab: int, rank: int, blocks: int, batch: int) -> None:
         plan = plan_residency(Shape(vocab=vocab, rank=rank), hopper(blocks), batch=batch)
-        levels = random_levels(plan.padded_vocab, rank)
-        tiles = torch.zeros(plan.padded_vocab // 16, plan.tile_bytes, dtype=torch.uint8)
-        for first in range(0, plan.padded_vocab, 96):
+        levels = random_levels(plan.shard.padded_vocab, rank)
+        tiles = torch.zeros(plan.shard.padded_vocab // 16, plan.shard.tile_bytes, dtype=torch.uint8)
+        for first in range(0, plan.shard.padded_vocab, 96):
             store_rows(levels[first : first + 96], plan, tiles, first)
         assert torch.equal(load_rows(tiles, plan), levels)
 
@@ -278,7 +278,7 @@ class TestHead:
         packed = pack_head(head, plan, CPU)
         levels, scale = quantise_rows(head.projection)
         rows = load_rows(packed.tiles, plan)
-        assert rows.shape == (plan.padded_vocab, plan.rank)
+        assert rows.shape == (plan.shard.padded_vocab, plan.request.shape.rank)
         assert torch.equal(rows[: head.vocab], levels)
         assert torch.equal(packed.row_scale[: head.vocab], scale)
         assert not rows[head.vocab :].any()
@@ -349,6 +349,6 @@ class TestHead:
         head = MarkovHead.random(vocab=90, rank=128, seed=1, draft_vocab=draft_vocab)
         plan = plan_residency(head, "h200")
         tables = 90 * (2 * 128 + 32)
-        projection = plan.padded_vocab * (128 + 4)
+        projection = plan.shard.padded_vocab * (128 + 4)
         mapping = 0 if draft_vocab is None else 4 * draft_vocab
         assert pack_head(head, plan, CPU).memory_bytes == tables + projection + mapping

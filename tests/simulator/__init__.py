@@ -25,7 +25,7 @@ import torch
 from wts.heads.base import Head
 from wts.kernels.packed import pack_head
 from wts.kernels.resident.args import ARGS, Turn
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import DTYPE_OF
 
@@ -130,31 +130,35 @@ class Simulator:
     def __init__(
         self,
         head: Head,
-        plan: ResidencyPlan,
+        plan: ResidentPlan,
         *,
         sequence: int = FIRST_SEQUENCE,
         change: tuple[str, str] | None = None,
     ) -> None:
         self.plan = plan
         self.packed = pack_head(head, plan, torch.device("cpu"))
-        self.slots = torch.zeros(plan.workspace_words * plan.word_bytes, dtype=torch.uint8)
+        self.slots = torch.zeros(
+            plan.exchange.workspace_words * plan.exchange.word_bytes, dtype=torch.uint8
+        )
         self.status = torch.zeros(8, dtype=torch.int32)
         self.status[0] = sequence - (1 << 32) if sequence >= 1 << 31 else sequence
         # What earlier walks have left: the word of the last exchange of each parity.
-        words = self.slots.view(torch.int64 if plan.wide else torch.int32).view(2, -1)
+        words = self.slots.view(torch.int64 if plan.selection.long_words else torch.int32).view(
+            2, -1
+        )
         for before in range(max(0, sequence - 2), sequence) if sequence != FIRST_SEQUENCE else ():
             words[before & 1] = (before >> 1) & (
-                0xFFFF if plan.wide else 0x3 if plan.exact else 0xF
+                0xFFFF if plan.selection.long_words else 0x3 if plan.request.exact else 0xF
             )
-        self.state_slots = torch.zeros(plan.state_words, dtype=torch.int64)
-        self.exact_slots = torch.zeros(plan.exact_words, dtype=torch.int64)
+        self.state_slots = torch.zeros(plan.recurrence.state_words, dtype=torch.int64)
+        self.exact_slots = torch.zeros(plan.selection.workspace_words, dtype=torch.int64)
         self.kernel = _build(tuple(plan.rendered().items()), change)
 
     def _part(self, hidden: torch.Tensor | None) -> torch.Tensor | None:
         """What hidden states add to the steps; or room for it, where the kernel makes it."""
-        if hidden is None or not self.plan.hidden_inside:
+        if hidden is None or not self.plan.recurrence.hidden_inside:
             return self.packed.hidden_term(hidden)
-        self.part = torch.zeros(*hidden.shape[:2], self.plan.part)
+        self.part = torch.zeros(*hidden.shape[:2], self.plan.recurrence.hidden_term)
         return self.part
 
     def __call__(
@@ -238,6 +242,6 @@ class Simulator:
         return tokens
 
 
-def step_dtype(plan: ResidencyPlan) -> torch.dtype:
+def step_dtype(plan: ResidentPlan) -> torch.dtype:
     """Dtype of a plan's step logits."""
-    return DTYPE_OF[plan.step_type]
+    return DTYPE_OF[plan.request.step_type]

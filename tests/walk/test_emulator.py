@@ -51,7 +51,7 @@ def logits_of(made: Emulator, base: torch.Tensor, previous: torch.Tensor) -> tor
     """Step logits of the emulator, [B, V] in fp32."""
     levels = load_rows(made.packed.tiles, made.plan).float()
     _, latents = made.packed.latent(None, previous, None)
-    return made._step_logits(levels, base, latents)[:, : made.plan.vocab]
+    return made._step_logits(levels, base, latents)[:, : made.plan.request.shape.vocab]
 
 
 class TestContract:
@@ -247,7 +247,7 @@ class TestSampled:
         )
         made = Emulator(plan=plan, packed=pack_head(head, plan, CPU))
         noise = Noise(key=key, offset=torch.tensor([offset]))
-        logits = torch.full(base.shape, 5.0, dtype=DTYPES[plan.step_type])
+        logits = torch.full(base.shape, 5.0, dtype=DTYPES[plan.request.step_type])
         tokens, _ = made.walk(
             base, anchor, temperatures=temperatures, noise=noise, logits_out=logits
         )

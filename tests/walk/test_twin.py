@@ -59,7 +59,7 @@ def test_the_hidden_term_is_of_the_last_walk(head: Any) -> None:
         found = walker.hidden_term()
         assert walker.packed is not None
         assert found is not None
-        assert found.shape == (batch, steps, walker.plan.part)
+        assert found.shape == (batch, steps, walker.plan.recurrence.hidden_term)
         assert torch.equal(found, walker.packed.hidden_term(hidden))
 
 

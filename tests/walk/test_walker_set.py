@@ -48,9 +48,9 @@ def test_every_batch_has_the_tokens_of_a_walker_of_its_own(head: Any) -> None:
     walkers = set_of(head)
     for batch in (1, 2, 3, 4, 5, 8, 9, 16):
         walker = walkers.for_batch(batch)
-        assert walker.plan.batch >= batch
+        assert walker.plan.request.batch >= batch
         assert walker.packed is not None
-        assert walker.packed.hidden_inside == walker.plan.hidden_inside
+        assert walker.packed.hidden_inside == walker.plan.recurrence.hidden_inside
         check(walkers, head, batch, batch)
 
 
@@ -70,7 +70,7 @@ def test_the_table_is_packed_once_and_the_projection_once_for_each_order() -> No
     walkers = set_of(markov())
     packed = [walker.packed for walker in walkers.walkers]
     assert all(one is not None and one.table is packed[0].table for one in packed)  # type: ignore[union-attr]
-    orders = {plan.storage for plan in walkers.plans}
+    orders = {plan.placement.tile_order for plan in walkers.plans}
     assert len(orders) == 2  # of lone warps and of warpgroups
     assert len({id(one.tiles) for one in packed if one is not None}) == len(orders)
     alone = [Walker(markov(), plan, backend=EMULATOR).memory_bytes for plan in walkers.plans]
@@ -90,7 +90,7 @@ def test_exact_walks_share_what_they_read_too(head: Any) -> None:
     assert first.exact is last.exact is not None
     assert walkers.memory_bytes == first.memory_bytes + last.tiles.nbytes + last.row_scale.nbytes
     for batch in (1, 8):
-        assert walkers.for_batch(batch).plan.exact
+        assert walkers.for_batch(batch).plan.request.exact
         check(walkers, head, batch, batch)
 
 
@@ -133,10 +133,10 @@ def test_plans_of_other_orders_do_not_share() -> None:
     """What is streamed lies in another order; so do the tiles of fewer blocks."""
     small, large = (hopper(blocks) for blocks in (2, 3))
     one, other = (plan_residency(markov(), gpu, batch=1) for gpu in (small, large))
-    assert one.storage != other.storage
+    assert one.placement.tile_order != other.placement.tile_order
     head = markov(vocab=5003, rank=256)
     streamed = plan_residency(head, small, batch=1, steps=8)
-    assert streamed.streamed_fragments > 0
+    assert streamed.placement.streamed_fragments > 0
     walkers = WalkerSet(head, small, batches=(1, 2, 4), steps=8, backend=EMULATOR)
     for batch in (1, 2, 4):
         check(walkers, head, batch, 1)

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
     except DeviceError as error:  # a GPU of no known kind, whose driver names no clock
         print(f"  no prediction: {error}")
     else:
-        print(f"  {cost_line(cost, plan.gpu, plan.batch)}")
+        print(f"  {cost_line(cost, plan.gpu.name, plan.request.batch)}")
     if not spec.walks:
         print("  there is no kernel for this GPU: only the emulator walks this plan")
     elif spec.caution:

@@ -240,7 +240,7 @@ class DeviceSteps:
 
     - the hidden term: weights times hidden states, plus the bias. No token is in it: it is one
       matrix product for all steps, before the walk, or the kernel makes it steps ahead
-      (`plan.hidden_inside`);
+      (`plan.recurrence.hidden_inside`);
     - the packed rows: weights times every table row, at packing time;
     - the product with the state (`lane_product`), whose order is fixed;
     - what is left is element by element (`latent`), with `wts.numerics.activations`.

@@ -15,8 +15,8 @@ from pathlib import Path
 from wts.errors import CompileError, PlanError
 from wts.kernels.cache import cache_folder, fingerprint, load_cubin, store_file
 from wts.kernels.cubin import Resources, resources_of
-from wts.kernels.resident.arrange import with_fewer_registers, with_lone_warps
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.arrange import with_fewer_registers, with_single_warps
+from wts.kernels.resident.plan import ResidentPlan
 from wts.kernels.sources import ENTRY, read_sources
 
 __all__ = ["KERNEL_NAME", "CompiledWalk", "compile_fitting", "compile_walk"]
@@ -41,14 +41,14 @@ class CompiledWalk:
         cached: whether it came from the cache.
     """
 
-    plan: ResidencyPlan
+    plan: ResidentPlan
     cubin: bytes
     used: Resources
     cached: bool
 
 
 def compile_walk(
-    plan: ResidencyPlan, *, trace: bool = False, spills: bool = False, cache: Path | None = None
+    plan: ResidentPlan, *, trace: bool = False, spills: bool = False, cache: Path | None = None
 ) -> CompiledWalk:
     """Compile the walk for a plan, or take it from the cache.
 
@@ -69,14 +69,14 @@ def compile_walk(
     sources = read_sources() | plan.rendered()
     version = _nvrtc_version()
     digest = hashlib.sha256()
-    for part in (*sources.values(), version, plan.arch, str(trace), "2"):
+    for part in (*sources.values(), version, plan.gpu.arch, str(trace), "2"):
         digest.update(part.encode() + b"\0")
     folder = cache or cache_folder()
     path = folder / f"{digest.hexdigest()[:32]}.cubin"
     log_path = path.with_suffix(".log")
     kept = load_cubin(path, log_path)
     cached = kept is not None
-    cubin, log = kept or _compile(sources, plan.arch, trace)
+    cubin, log = kept or _compile(sources, plan.gpu.arch, trace)
     used = resources_of(cubin, log)
     if not cached:  # also what is refused below, so that the next process need not compile it again
         store_file(path, cubin)
@@ -86,26 +86,26 @@ def compile_walk(
             f"plan {plan.hash}: wanted a kernel without spills, found {used.spill_bytes} spilled "
             f"bytes and {used.local_accesses} local accesses; report this plan: {plan!r}"
         )
-    wanted = plan.matrix_instructions * plan.sweeps_written
+    wanted = plan.product.matrix_instructions * plan.selection.sweeps_written
     if used.matrix_instructions != wanted:
         raise CompileError(
             f"plan {plan.hash}: wanted {wanted} matrix instructions, found "
             f"{used.matrix_instructions}; report this plan: {plan!r}"
         )
-    if used.tensor_instructions != plan.tensor_instructions:
+    if used.tensor_instructions != plan.product.tensor_instructions:
         raise CompileError(
-            f"plan {plan.hash}: wanted {plan.tensor_instructions} products of tcgen05, found "
-            f"{used.tensor_instructions}; report this plan: {plan!r}"
+            f"plan {plan.hash}: wanted {plan.product.tensor_instructions} products of tcgen05, "
+            f"found {used.tensor_instructions}; report this plan: {plan!r}"
         )
-    if used.registers < plan.launch_registers:  # setmaxnreg would wait for ever
+    if used.registers < plan.roles.launch_registers:  # setmaxnreg would wait for ever
         raise CompileError(
-            f"plan {plan.hash}: wanted {plan.launch_registers} registers a thread at launch, found "
-            f"{used.registers}; report this plan: {plan!r}"
+            f"plan {plan.hash}: wanted {plan.roles.launch_registers} registers a thread at "
+            f"launch, found {used.registers}; report this plan: {plan!r}"
         )
     return CompiledWalk(plan=plan, cubin=cubin, used=used, cached=cached)
 
 
-def compile_fitting(plan: ResidencyPlan, *, trace: bool = False) -> CompiledWalk:
+def compile_fitting(plan: ResidentPlan, *, trace: bool = False) -> CompiledWalk:
     """Compile a plan, or the nearest one with fewer registers that this compiler does not spill.
 
     Plans are tuned with one version of NVRTC; another may need some registers more. What is taken
@@ -121,9 +121,9 @@ def compile_fitting(plan: ResidencyPlan, *, trace: bool = False) -> CompiledWalk
             try:
                 fewer = with_fewer_registers(plan)
             except PlanError:
-                if not plan.warpgroups:  # nothing left to take: the spill is the error
+                if not plan.product.warpgroups:  # nothing left to take: the spill is the error
                     raise error from None
-                fewer = with_lone_warps(plan)
+                fewer = with_single_warps(plan)
             logger.info("wts: plan %s gives way to %s: %s", plan.hash, fewer.hash, error)
             plan = fewer
     return compile_walk(plan, trace=trace)

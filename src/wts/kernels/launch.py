@@ -22,7 +22,7 @@ from wts.kernels.compile import KERNEL_NAME, compile_fitting, compile_walk
 from wts.kernels.driver import DeviceFunction
 from wts.kernels.packed import PackedHead, pack_head
 from wts.kernels.resident.args import ARGS, EVENTS, TRACED_ROUNDS, Turn
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.kernels.workspace import Workspace
 from wts.numerics.lane_sums import write_hidden_term
 from wts.selection.call import Call
@@ -73,7 +73,7 @@ class LoadedKernel:
     def __init__(
         self,
         head: Head,
-        plan: ResidencyPlan,
+        plan: ResidentPlan,
         device: torch.device,
         timeout_ms: int,
         *,
@@ -112,8 +112,13 @@ class LoadedKernel:
 
     def takes_hidden_term_of(self, other: LoadedKernel) -> bool:
         """Whether this kernel can be given what a launch of the other has made of hidden states."""
-        made_before = not self.plan.hidden_inside and not other.plan.hidden_inside
-        return made_before and self.plan.part == other.plan.part > 0
+        made_before = (
+            not self.plan.recurrence.hidden_inside and not other.plan.recurrence.hidden_inside
+        )
+        return (
+            made_before
+            and self.plan.recurrence.hidden_term == other.plan.recurrence.hidden_term > 0
+        )
 
     def launch(
         self,
@@ -133,7 +138,7 @@ class LoadedKernel:
                 same call has made it (`takes_hidden_term_of`); made here otherwise.
         """
         arguments = self.arguments(call, tokens, turn=turn, hidden_term=hidden_term)
-        self._function.launch(ARGS.pack(**arguments), self.plan.num_blocks)
+        self._function.launch(ARGS.pack(**arguments), self.plan.shard.num_blocks)
 
     def arguments(
         self,
@@ -148,7 +153,7 @@ class LoadedKernel:
         if hidden is not None and hidden_term is None:
             hidden = self._readable(hidden)
             hidden_term = self.hidden_term(call.batch, call.steps)
-            if not self.plan.hidden_inside:
+            if not self.plan.recurrence.hidden_inside:
                 self._multiply(hidden, hidden_term)
         return {
             **call_arguments(call, tokens),
@@ -162,7 +167,7 @@ class LoadedKernel:
 
     def _readable(self, hidden: torch.Tensor) -> torch.Tensor:
         """Hidden states [B, K, H] where they can be read: by the kernel, or by a library."""
-        if self.plan.hidden_inside:  # by copies of whole 16-byte pieces
+        if self.plan.recurrence.hidden_inside:  # by copies of whole 16-byte pieces
             starts = (hidden.data_ptr() // 2, hidden.stride(0), hidden.stride(1))
             fits = hidden.stride(2) == 1 and all(start % 8 == 0 for start in starts)
         else:
@@ -202,35 +207,35 @@ class LoadedKernel:
         )
 
 
-def _check_gpu(plan: ResidencyPlan, device: torch.device) -> None:
+def _check_gpu(plan: ResidentPlan, device: torch.device) -> None:
     """Refuse (DeviceError) a GPU that does not walk, or that the plan is not for."""
     major, minor = torch.cuda.get_device_capability(device)
     arch = arch_of((major, minor))
-    if arch not in WALKED or plan.arch != arch:
+    if arch not in WALKED or plan.gpu.arch != arch:
         raise DeviceError(
             "device: wanted a Hopper GPU (9.0) or one of Blackwell (10.0, 10.3), and a plan "
-            f"for it, found {major}.{minor} and a plan for {plan.arch}; plan for this GPU "
+            f"for it, found {major}.{minor} and a plan for {plan.gpu.arch}; plan for this GPU "
             "('LOCAL'), or use backend='emulator' here"
         )
     if caution_of(arch):
         logger.warning("wts: %s", caution_of(arch))
 
 
-def _load(cubin: bytes, plan: ResidencyPlan, device: torch.device) -> DeviceFunction:
+def _load(cubin: bytes, plan: ResidentPlan, device: torch.device) -> DeviceFunction:
     """Load a kernel that the GPU holds all blocks of at once; DeviceError if it does not."""
     function = DeviceFunction(
-        cubin, KERNEL_NAME, device, threads=plan.threads, shared_bytes=plan.shared_bytes
+        cubin, KERNEL_NAME, device, threads=plan.roles.threads, shared_bytes=plan.shared_bytes
     )
     most_blocks = function.most_blocks()
-    if most_blocks < plan.num_blocks:
+    if most_blocks < plan.shard.num_blocks:
         raise DeviceError(
             f"plan: wanted at most {most_blocks} co-resident blocks on this GPU, found a "
-            f"plan of {plan.num_blocks}; plan for it with plan_residency(head, 'LOCAL')"
+            f"plan of {plan.shard.num_blocks}; plan for it with plan_residency(head, 'LOCAL')"
         )
     return function
 
 
-def _stamps(plan: ResidencyPlan, device: torch.device) -> torch.Tensor:
+def _stamps(plan: ResidentPlan, device: torch.device) -> torch.Tensor:
     """Room for time stamps, int64 [blocks, traced rounds, events]; 0 where none was written."""
-    shape = (plan.num_blocks, TRACED_ROUNDS, len(EVENTS))
+    shape = (plan.shard.num_blocks, TRACED_ROUNDS, len(EVENTS))
     return torch.zeros(shape, dtype=torch.int64, device=device)

@@ -23,12 +23,12 @@ import torch.nn.functional as F
 
 from wts.heads.base import DeviceSteps, Head, HeadState
 from wts.heads.latent_rows import unpack_latents
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
+from wts.kernels.resident.shard import PAIR_ROWS, TILE_ROWS
 from wts.kernels.resident.tiles import load_rows, store_rows
-from wts.kernels.resident.units import PAIR_ROWS, TILE_ROWS
 from wts.numerics.exact_bounds import Residuals, latent_bounds, residuals_of
 from wts.numerics.quantise import Latents, pack_bits, quantise_latents, quantise_rows, split_rows
-from wts.selection.exact import ExactHead, exact_head
+from wts.selection.exact_head import ExactHead, exact_head
 
 __all__ = ["CHUNK_ROWS", "PackedHead", "nonfinite_rows", "pack_head", "packed_bytes"]
 
@@ -142,7 +142,7 @@ def packed_bytes(packs: Iterable[PackedHead]) -> int:
 
 def pack_head(
     head: Head,
-    plan: ResidencyPlan,
+    plan: ResidentPlan,
     device: torch.device,
     into: PackedHead | None = None,
     *,
@@ -166,7 +166,8 @@ def pack_head(
     share_with = [
         other
         for other in share_with
-        if (other.quantised, other.exact is not None) == (plan.quantised, plan.exact)
+        if (other.quantised, other.exact is not None)
+        == (plan.request.quantised, plan.request.exact)
     ]
     packed = into or _room_for(head, plan, device, share_with)
     if not any(packed.tiles is other.tiles for other in share_with):
@@ -175,32 +176,35 @@ def pack_head(
     if shared is not None:
         return replace(packed, exact=shared.exact)
     residuals = None
-    if plan.exact:
-        levels, scale = load_rows(packed.tiles, plan)[: plan.vocab], packed.row_scale[: plan.vocab]
+    if plan.request.exact:
+        levels, scale = (
+            load_rows(packed.tiles, plan)[: plan.request.shape.vocab],
+            packed.row_scale[: plan.request.shape.vocab],
+        )
         exact = exact_head(head, scale, levels)
         packed = replace(packed, exact=exact)
         if head.latents_are_rows:
-            weight = exact.projection[: plan.vocab]
+            weight = exact.projection[: plan.request.shape.vocab]
             residuals = residuals_of(weight, scale, levels, head.table_rows)
     at_once = CHUNK_ROWS if head.latents_are_rows else _INPUT_ROWS
     for first, rows in _chunks(head.table, device, at_once):
-        fetched = head.packed_rows(rows, plan.weights)
+        fetched = head.packed_rows(rows, plan.request.weights)
         if packed.exact is not None and head.latents_are_rows:
             _add_bounds(fetched, rows, packed.exact, residuals)
         packed.table[first : first + len(rows)] = fetched
     if head.draft_to_target is not None and packed.draft_to_target is not None:
-        packed.draft_to_target.copy_(head.draft_to_target[: plan.vocab])
+        packed.draft_to_target.copy_(head.draft_to_target[: plan.request.shape.vocab])
     if into is not None:
         into.steps.refresh(head.device_steps(device))
     return packed
 
 
 def _pack_projection(
-    head: Head, plan: ResidencyPlan, packed: PackedHead, device: torch.device
+    head: Head, plan: ResidentPlan, packed: PackedHead, device: torch.device
 ) -> None:
-    for first, rows in _chunks(head.projection[: plan.vocab], device):
+    for first, rows in _chunks(head.projection[: plan.request.shape.vocab], device):
         padding = -len(rows) % PAIR_ROWS
-        if plan.quantised:
+        if plan.request.quantised:
             levels, scale = quantise_rows(rows)
             packed.row_scale[first : first + len(rows)] = scale
         else:
@@ -211,17 +215,17 @@ def _pack_projection(
 
 
 def _room_for(
-    head: Head, plan: ResidencyPlan, device: torch.device, share_with: Sequence[PackedHead]
+    head: Head, plan: ResidentPlan, device: torch.device, share_with: Sequence[PackedHead]
 ) -> PackedHead:
     """The memory of a packed head; the weights of its steps are in it already."""
-    storage, inside = plan.storage, plan.hidden_inside
+    storage, inside = plan.placement.tile_order, plan.recurrence.hidden_inside
     for other in share_with:
         if other.storage == storage:
             return replace(other, hidden_inside=inside)
-    tile_bytes = (plan.padded_vocab // TILE_ROWS, plan.tile_bytes)
+    tile_bytes = (plan.shard.padded_vocab // TILE_ROWS, plan.shard.tile_bytes)
     tiles = torch.zeros(tile_bytes, dtype=torch.uint8, device=device)
-    scale_words = plan.num_blocks * plan.row_scale_words
-    scale_type = torch.float32 if plan.quantised else torch.int32
+    scale_words = plan.shard.num_blocks * plan.shard.row_scale_words
+    scale_type = torch.float32 if plan.request.quantised else torch.int32
     row_scale = torch.zeros(scale_words, dtype=scale_type, device=device)
     if share_with:
         return replace(
@@ -230,14 +234,16 @@ def _room_for(
     return PackedHead(
         tiles=tiles,
         row_scale=row_scale,
-        table=torch.empty(plan.table_rows, plan.table_row_bytes, dtype=torch.uint8, device=device),
+        table=torch.empty(
+            plan.request.table_rows, plan.request.table_row_bytes, dtype=torch.uint8, device=device
+        ),
         draft_to_target=None
         if head.draft_to_target is None
-        else torch.empty(plan.vocab, dtype=torch.int32, device=device),
+        else torch.empty(plan.request.shape.vocab, dtype=torch.int32, device=device),
         steps=head.device_steps(device),
         latents_are_rows=head.latents_are_rows,
         hidden_inside=inside,
-        quantised=plan.quantised,
+        quantised=plan.request.quantised,
         storage=storage,
     )
 

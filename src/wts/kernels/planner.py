@@ -13,16 +13,25 @@ from typing import TYPE_CHECKING
 from wts.dtypes import NUMBER_TYPES, WEIGHT_TYPES, NumberType, WeightType
 from wts.errors import PlanError, check_range
 from wts.hardware.gpu import GpuSpec, gpu_spec
-from wts.hardware.tensor_memory import COLUMNS, has_product
+from wts.hardware.tensor_memory import has_product
 from wts.heads.kinds import KINDS, RANKS, HeadShape
 from wts.kernels.resident.arrange import first_that_fits
-from wts.kernels.resident.plan import ResidencyPlan
-from wts.kernels.resident.units import EXACT_ROWS, PAIR_ROWS
+from wts.kernels.resident.exchange import Exchange
+from wts.kernels.resident.placement import Placement
+from wts.kernels.resident.plan import ResidentPlan
+from wts.kernels.resident.product import Product
+from wts.kernels.resident.recurrence import Recurrence
+from wts.kernels.resident.roles import Roles
+from wts.kernels.resident.rounds import Rounds
+from wts.kernels.resident.shard import PAIR_ROWS, Shard
+from wts.selection import SIZES
+from wts.selection.exact import EXACT_ROWS
+from wts.selection.request import WalkRequest
 
 if TYPE_CHECKING:
     from wts.heads.base import Head
 
-__all__ = ["plan_residency"]
+__all__ = ["plan_residency", "plan_walk"]
 
 MAX_BATCH = 64
 MAX_STEPS = 32
@@ -34,7 +43,7 @@ SWEEP_WARPS = 8  # of a block
 MOST_WRITTEN = {"int8": 800, "bf16": 400}
 
 
-def plan_residency(
+def plan_walk(
     head: Head | HeadShape,
     device: GpuSpec | str,
     *,
@@ -45,7 +54,7 @@ def plan_residency(
     exact: bool = False,
     weights: WeightType = "int8",
     tensor_memory: bool | None = None,
-) -> ResidencyPlan:
+) -> ResidentPlan:
     """Decide where each tile of a head lives for the whole walk.
 
     Args:
@@ -116,11 +125,18 @@ def plan_residency(
     if weights == "bf16":
         _check_bf16(head, shape, spec)
 
-    unplaced = _unplaced(shape, spec, batch, steps, sampled, base_type, weights)
+    request = WalkRequest(
+        shape=replace(shape, table_rows=_table_rows(shape)),
+        batch=batch,
+        steps=steps,
+        base_type=base_type,
+        weights=weights,
+        selection="exact" if exact else "token_race" if sampled else "greedy",
+    )
+    unplaced = _unplaced(request, spec)
     if exact:
-        _check_exact(unplaced)
-        unplaced = replace(unplaced, exact=True)
-    fragments = unplaced.warp_tiles * unplaced.slabs
+        _check_exact(unplaced, sampled)
+    fragments = unplaced.shard.warp_fragments
     if weights == "bf16" and fragments > MOST_WRITTEN[weights]:
         raise PlanError.mismatch(
             "weights",
@@ -136,42 +152,47 @@ def plan_residency(
             found=f"{spec.name} ({spec.arch})",
             fix="leave it out; b200 has it for all weights, b300 for weights='bf16'",
         )
-    if tensor_memory or (tensor_memory is None and there and weights == "bf16"):
-        unplaced = replace(unplaced, tensor_limit=COLUMNS)
+    used = (there and weights == "bf16") if tensor_memory is None else tensor_memory
+    unplaced = unplaced.replaced(request=replace(request, tensor_memory=used))
     eight = spec.is_hopper or weights == "bf16"  # int8 wants a warpgroup's instruction for them
     widest = 8 if eight and batch > 4 else 4 if batch > 2 else batch
     plan = first_that_fits(unplaced, widest)
-    if plan.shared_bytes > plan.shared_limit:
-        if plan.state_fills_blocks:
+    if not plan.fits:
+        most, recurrence = spec.shared_bytes_per_block, plan.recurrence
+        if recurrence.state_fills_blocks:
             raise PlanError(
-                f"vocab {plan.vocab}, state {plan.state}: wanted at most {plan.shared_limit // 2} "
-                f"bytes of the state's matrix in each of {plan.num_blocks} blocks, found "
-                f"{plan.state_matrix_bytes}; walk so small a head on the emulator"
+                f"vocab {shape.vocab}, state {shape.state}: wanted at most {most // 2} bytes of "
+                f"the state's matrix in each of {plan.shard.num_blocks} blocks, found "
+                f"{recurrence.state_matrix_bytes}; walk so small a head on the emulator"
             )
         raise PlanError(
-            f"batch {batch} with base logits in {base_type}: wanted at most {plan.shared_limit} "
-            f"bytes of shared memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU "
-            "with more co-resident blocks"
+            f"batch {batch} with base logits in {base_type}: wanted at most {most} bytes of shared "
+            f"memory, found {plan.shared_bytes}; plan a smaller batch, or a GPU with more "
+            "co-resident blocks"
         )
-    if plan.matrix_instructions > MOST_WRITTEN[weights]:
+    if plan.product.matrix_instructions > MOST_WRITTEN[weights]:
         raise PlanError(
             f"vocab {shape.vocab} of rank {shape.rank} in {spec.max_blocks} blocks: wanted at most "
-            f"{MOST_WRITTEN[weights]} products of a warp, found {plan.matrix_instructions}; "
-            "walk it on a GPU with more co-resident blocks"
+            f"{MOST_WRITTEN[weights]} products of a warp, found "
+            f"{plan.product.matrix_instructions}; walk it on a GPU with more co-resident blocks"
         )
     return plan
 
 
-def _check_exact(plan: ResidencyPlan) -> None:
+plan_residency = plan_walk
+"""What it was called before."""
+
+
+def _check_exact(plan: ResidentPlan, sampled: bool) -> None:
     """Refuse what an exact walk cannot be made of."""
-    if not plan.quantised:
+    if not plan.request.quantised:
         raise PlanError.mismatch(
             "exact",
             wanted="False with bf16 weights",
             found="exact=True and weights='bf16'",
             fix="leave exact out: these weights are the head's own, or plan with weights='int8'",
         )
-    if plan.sampled:
+    if sampled:
         raise PlanError.mismatch(
             "exact",
             wanted="False where rows are sampled",
@@ -179,18 +200,18 @@ def _check_exact(plan: ResidencyPlan) -> None:
             fix="leave exact out: a sampled walk exports the very logits it drew from, so that its "
             "verification is lossless already",
         )
-    if plan.step_type != "bf16":
+    if plan.request.step_type != "bf16":
         raise PlanError.mismatch(
             "exact",
             wanted="base logits and a table in bf16",
-            found=f"steps in {plan.step_type}",
+            found=f"steps in {plan.request.step_type}",
             fix="convert them, or leave exact out",
         )
-    if plan.rows > EXACT_ROWS:
+    if plan.shard.rows > EXACT_ROWS:
         raise PlanError.mismatch(
             "exact",
             wanted=f"at most {EXACT_ROWS} rows a block",
-            found=f"{plan.rows} on {plan.gpu}",
+            found=f"{plan.shard.rows} on {plan.gpu.name}",
             fix="take a GPU with more co-resident blocks, or leave exact out",
         )
 
@@ -215,65 +236,73 @@ def _check_bf16(head: Head | HeadShape, shape: HeadShape, spec: GpuSpec) -> None
         )
 
 
-def _unplaced(
-    shape: HeadShape,
-    spec: GpuSpec,
-    batch: int,
-    steps: int,
-    sampled: bool,
-    base_type: NumberType,
-    weights: WeightType,
-) -> ResidencyPlan:
+def _unplaced(request: WalkRequest, gpu: GpuSpec) -> ResidentPlan:
     """What a plan is before anything is chosen: which rows a block and a warp own."""
-    tiles = 2 * -(-shape.vocab // PAIR_ROWS)
-    warp_tiles = -(-tiles // (spec.max_blocks * SWEEP_WARPS))
-    return ResidencyPlan(
-        gpu=spec.name,
-        arch=spec.arch,
-        kind=shape.kind,
-        state=shape.state,
-        hidden=shape.hidden,
-        hidden_inside=False,
-        hidden_places=1,
-        vocab=shape.vocab,
-        rank=shape.rank,
-        table_rows=shape.table_rows if shape.table_rows is not None else shape.vocab,
-        mapped=shape.mapped,
-        weights=weights,
-        batch=batch,
-        steps=steps,
-        sampled=sampled,
-        base_type=base_type,
-        step_type=_promote(base_type, shape.table_type),
+    tiles = 2 * -(-request.shape.vocab // PAIR_ROWS)
+    warp_tiles = -(-tiles // (gpu.max_blocks * SWEEP_WARPS))
+    shard = Shard(
+        request=request,
         num_blocks=-(-tiles // (warp_tiles * SWEEP_WARPS)),
-        instruction="mma",
         sweep_warps=SWEEP_WARPS,
-        sweep_registers=0,
-        service_registers=0,
         warp_tiles=warp_tiles,
-        register_fragments=0,
-        shared_fragments=0,
-        streamed_fragments=0,
-        ring_units=0,
-        copied_together=1,
+    )
+    product = Product(
+        request=request,
+        shard=shard,
+        instruction="mma",
         columns=1,
-        groups=batch,
+        groups=request.batch,
         tiles_per_accumulator=1,
-        phases=1,
+        sweep_passes=1,
         operand_slabs=1,
         queue_depth=1,
         tiles_in_flight=1,
-        served_together=1,
-        base_slots=2,
-        exchange_lag=0,
-        shared_limit=spec.shared_bytes_per_block,
-        max_blocks=spec.max_blocks,
+    )
+    placement = Placement(
+        request=request,
+        shard=shard,
+        product=product,
+        register_fragments=0,
+        shared_fragments=0,
+        streamed_fragments=0,
+        ring_slots=0,
+        copied_together=1,
+    )
+    roles = Roles(shard=shard, sweep_registers=0, service_registers=0, columns_per_wait=1)
+    rounds = Rounds(request=request, shard=shard, product=product, base_buffers=2, exchange_lag=0)
+    recurrence = Recurrence(
+        request=request,
+        gpu=gpu,
+        shard=shard,
+        product=product,
+        rounds=rounds,
+        hidden_inside=False,
+        hidden_buffers=1,
+    )
+    selection = SIZES[request.selection](
+        request=request,
+        shard=shard,
+        product=product,
+        roles=roles,
+        rounds=rounds,
+        recurrence=recurrence,
+    )
+    return ResidentPlan(
+        request=request,
+        gpu=gpu,
+        shard=shard,
+        product=product,
+        placement=placement,
+        roles=roles,
+        rounds=rounds,
+        recurrence=recurrence,
+        selection=selection,
+        exchange=Exchange(shard=shard, product=product, selection=selection),
     )
 
 
-def _promote(first: NumberType, second: NumberType) -> NumberType:
-    """torch's promotion of two number types: equal ones stay, different ones meet in fp32."""
-    return first if first == second else "fp32"
+def _table_rows(shape: HeadShape) -> int:
+    return shape.vocab if shape.table_rows is None else shape.table_rows
 
 
 def _shape_of(head: Head) -> HeadShape:

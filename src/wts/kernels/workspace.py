@@ -7,7 +7,7 @@ from dataclasses import dataclass, fields
 import torch
 
 from wts.kernels.resident.args import STATUS
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.selection.exact_source import EXACT_SOURCE
 
 __all__ = ["FIRST_SEQUENCE", "Workspace"]
@@ -44,7 +44,7 @@ class Workspace:
 
     @classmethod
     def allocate(
-        cls, plan: ResidencyPlan, hidden_size: int | None, device: torch.device
+        cls, plan: ResidentPlan, hidden_size: int | None, device: torch.device
     ) -> Workspace:
         """The workspace of a plan, as no walk has used it.
 
@@ -57,19 +57,21 @@ class Workspace:
         def words(count: int) -> torch.Tensor:
             return torch.zeros(count, dtype=torch.int64, device=device)
 
-        rows = plan.batch * plan.steps
+        rows = plan.request.batch * plan.request.steps
         cleared = torch.zeros(_CLEARED, dtype=torch.int32)
         cleared[STATUS.offsets["sequence"] // 4] = FIRST_SEQUENCE
         cleared = cleared.to(device)
         status = torch.zeros(_STATUS_WORDS, dtype=torch.int32, device=device)
         status[:_CLEARED] = cleared
-        slot_bytes = plan.workspace_words * plan.word_bytes
+        slot_bytes = plan.exchange.workspace_words * plan.exchange.word_bytes
         return cls(
             slots=torch.zeros(slot_bytes, dtype=torch.uint8, device=device),
-            state_slots=words(plan.state_words),
-            exact_slots=words(plan.exact_words),
-            exact_source=words(EXACT_SOURCE.size // 8 if plan.exact else 0),
-            hidden_term=torch.empty(rows, plan.part, dtype=torch.float32, device=device),
+            state_slots=words(plan.recurrence.state_words),
+            exact_slots=words(plan.selection.workspace_words),
+            exact_source=words(EXACT_SOURCE.size // 8 if plan.request.exact else 0),
+            hidden_term=torch.empty(
+                rows, plan.recurrence.hidden_term, dtype=torch.float32, device=device
+            ),
             hidden_rows=torch.empty(rows, hidden_size or 0, dtype=torch.bfloat16, device=device),
             cleared=cleared,
             status=status,

@@ -1,100 +1,97 @@
-"""Exact walks: what they read of the unquantised head, and which heads they can be of."""
+"""Exact walks: int8 sums screen rows, the logits of the unquantised head decide."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-import torch
+from wts.selection.base import Sizes
 
-from wts.errors import HeadError, describe
-from wts.heads.base import Head
-from wts.numerics.exact_bounds import Screen, screen_of
-from wts.selection.exact_source import EXACT_SOURCE
+__all__ = ["EXACT_ROWS", "ExactSizes"]
 
-__all__ = ["ExactHead", "check_exact_weights", "exact_head"]
+EXACT_ROWS = 2048  # of a block: words say more than a row
 
 
-@dataclass(frozen=True, slots=True, kw_only=True, eq=False)
-class ExactHead:
-    """What an exact walk reads of the unquantised head; its own tensors where they can be read.
-
-    Args:
-        projection: bf16 [vocab or more, r], W.
-        table: bf16 [table_rows, r], the latents of a head whose rows they are; None for others.
-        screen: the numbers that bounds are made of.
-        copies: those of the two that had to be copied, since the head's cannot be read where they
-            lie.
-    """
-
-    projection: torch.Tensor
-    table: torch.Tensor | None
-    screen: Screen
-    copies: tuple[torch.Tensor, ...] = ()
-
-    def source(self) -> torch.Tensor:
-        """`EXACT_SOURCE` as the kernel reads it, int64 [words]."""
-        scale, spread, growth, smallest, longest = self.screen.tolist()
-        data = EXACT_SOURCE.pack(
-            weight=self.projection.data_ptr(),
-            table=None if self.table is None else self.table.data_ptr(),
-            largest_scale=scale,
-            spread=spread,
-            growth=growth,
-            smallest=smallest,
-            longest=longest,
-        )
-        return torch.frombuffer(bytearray(data), dtype=torch.int64)
+@dataclass(frozen=True, kw_only=True)
+class ExactSizes(Sizes):
+    """Candidates that are kept until a round is concluded, latents in bf16, words of rivals."""
 
     @property
-    def tensors(self) -> list[torch.Tensor]:
-        """What is held beyond the head's own."""
-        return [self.screen, *self.copies]
+    def poll_cycles(self) -> int:
+        return 330
 
     @property
-    def memory_bytes(self) -> int:
-        """Bytes beyond the head's own."""
-        return sum(tensor.nbytes for tensor in self.tensors)
+    def candidates_each(self) -> int:
+        """A second one, and a third where what lanes offer is not kept."""
+        return 2 if self.lane_buffers else 3
 
+    @property
+    def candidate_buffers(self) -> int:
+        """Rounds whose candidates are kept until they are concluded.
 
-def check_exact_weights(head: Head) -> None:
-    """Refuse what exact logits cannot be computed of.
+        A round is swept once its base logits are staged, which follows the publishing of the round
+        `base_buffers` before it; that is concluded `exchange_lag` rounds later.
+        """
+        staged = self.rounds.base_buffers
+        return min(max(staged, self.product.groups), staged + 2 * self.rounds.exchange_lag)
 
-    Raises:
-        HeadError: a projection that is not bf16.
-    """
-    if head.projection.dtype != torch.bfloat16:
-        raise HeadError.mismatch(
-            "head.projection",
-            wanted="bfloat16 for an exact walk",
-            found=describe(head.projection),
-            fix="convert it, or plan without exact",
+    @property
+    def contests_judged(self) -> bool:
+        return True
+
+    @property
+    def lane_buffers(self) -> int:
+        """Rounds whose lanes' candidates are kept as long, where warps multiply alone.
+
+        None where the state leaves no room.
+        """
+        product = self.product
+        if product.warpgroups or product.tcgen05_tiles or self.recurrence.state_fills_blocks:
+            return 0
+        return 1 if product.groups == 1 else self.candidate_buffers
+
+    @property
+    def latent_buffers(self) -> int:
+        """Rounds whose latents are kept in bf16 until then; rows of a table are there anyway."""
+        many = self.product.groups > 3 and not self.request.kind.latents_are_rows
+        return 4 if many else self.rounds.latent_buffers
+
+    @property
+    def latent_numbers(self) -> int:
+        """Numbers of such a latent. At least 1: C++ has no empty array."""
+        return 1 if self.request.kind.latents_are_rows else self.request.shape.rank
+
+    @property
+    def members(self) -> tuple[tuple[str, int, int], ...]:
+        product, warps = self.product, self.roles.service_warps
+        columns, requests = product.columns, product.groups * product.columns
+        lanes = self.lane_buffers * self.shard.sweep_warps * 32
+        return (
+            ("latent_slack", self.rounds.latent_buffers * columns * 4, 16),
+            ("margin", requests * 4, 16),
+            ("previous", requests * 4, 16),
+            ("exact_latent", self.latent_buffers * columns * self.latent_numbers * 2, 16),
+            ("lane_candidate", max(1, lanes) * 8, 16),
+            ("exact_weight", 8, 16),
+            ("exact_table", 8, 8),
+            ("largest_scale", 4, 4),
+            ("spread", 4, 4),
+            ("growth", 4, 4),
+            ("smallest", 4, 4),
+            ("longest", 4, 4),
+            ("team_squares", 4 * warps, 4),
         )
 
+    @property
+    def workspace_words(self) -> int:
+        """64-bit words in which undecided blocks say their best rows."""
+        return self.product.groups * self.product.columns * self.shard.num_blocks
 
-def exact_head(head: Head, row_scale: torch.Tensor, levels: torch.Tensor) -> ExactHead:
-    """Take the unquantised weights where they are, or a copy where they cannot be read there.
+    def constants(self) -> dict[str, int | bool]:
+        return super().constants() | {
+            "EXACT": True,
+            "EXACT_LATENT_SLOTS": self.latent_buffers,
+            "LANE_SLOTS": self.lane_buffers,
+        }
 
-    Args:
-        head: the head.
-        row_scale: fp32 [V], of its packed rows.
-        levels: int8 [V, r], the rows themselves.
-
-    Raises:
-        HeadError: a projection that is not bf16.
-    """
-    check_exact_weights(head)
-    device = row_scale.device
-    own = [head.projection] + ([head.table] if head.latents_are_rows else [])
-    there = [readable(weight, device) for weight in own]
-    return ExactHead(
-        projection=there[0],
-        table=there[1] if len(there) > 1 else None,
-        screen=screen_of(there[0][: len(levels)], row_scale, levels),
-        copies=tuple(one for one, other in zip(there, own, strict=True) if one is not other),
-    )
-
-
-def readable(weight: torch.Tensor, device: torch.device) -> torch.Tensor:
-    """The weight itself where the kernel can read it in 16-byte pieces, else a copy."""
-    fits = weight.device == device and weight.is_contiguous() and weight.data_ptr() % 16 == 0
-    return weight if fits else weight.to(device, copy=True).contiguous()
+    def switches(self) -> dict[str, bool]:
+        return super().switches() | {"WTS_EXACT": True}

@@ -13,7 +13,7 @@ from wts.heads.base import Head, weights_of, with_weights
 from wts.kernels.launch import LoadedKernel, check_each
 from wts.kernels.packed import PackedHead, pack_head
 from wts.kernels.resident.args import Turn
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.selection.call import Call
 from wts.walk.emulator import Emulator
 from wts.walk.reference import reference_walk
@@ -56,11 +56,11 @@ class Backend(Protocol):
         """Which one it is."""
 
     @property
-    def plan(self) -> ResidencyPlan:
+    def plan(self) -> ResidentPlan:
         """The plan that it walks under."""
 
     @property
-    def greedy_plan(self) -> ResidencyPlan | None:
+    def greedy_plan(self) -> ResidentPlan | None:
         """The plan of batches without a sampled row, if they have one of their own."""
 
     @property
@@ -102,7 +102,7 @@ class Backend(Protocol):
         """Wait for the walks so far and say what they noticed."""
 
 
-def check_backend(backend: object, plan: ResidencyPlan) -> None:
+def check_backend(backend: object, plan: ResidentPlan) -> None:
     """Refuse a name that is no backend's (InputError), or a backend of another plan (PlanError)."""
     if isinstance(backend, Backend):
         if backend.plan != plan:
@@ -139,11 +139,11 @@ class DeviceBackend:
     def load(
         cls,
         head: Head,
-        plan: ResidencyPlan,
+        plan: ResidentPlan,
         device: torch.device,
         timeout_ms: int,
         *,
-        greedy_plan: ResidencyPlan | None,
+        greedy_plan: ResidentPlan | None,
         share_with: Sequence[PackedHead],
     ) -> DeviceBackend:
         """Compile and load what a plan, and perhaps a greedy one, need; see `LoadedKernel`."""
@@ -155,12 +155,12 @@ class DeviceBackend:
         return cls(kernel, greedy)
 
     @property
-    def plan(self) -> ResidencyPlan:
+    def plan(self) -> ResidentPlan:
         """The plan that it walks under."""
         return self._kernel.plan
 
     @property
-    def greedy_plan(self) -> ResidencyPlan | None:
+    def greedy_plan(self) -> ResidentPlan | None:
         """The plan of batches without a sampled row, if they have one of their own."""
         return None if self._greedy is None else self._greedy.plan
 
@@ -229,7 +229,7 @@ class EmulatorBackend:
     """
 
     name: BackendName = "emulator"
-    greedy_plan: ResidencyPlan | None = None
+    greedy_plan: ResidentPlan | None = None
     device: torch.device | None = None
     kernels: Sequence[LoadedKernel] = ()
     workspace_bytes = 0
@@ -241,14 +241,14 @@ class EmulatorBackend:
 
     @classmethod
     def pack(
-        cls, head: Head, plan: ResidencyPlan, share_with: Sequence[PackedHead]
+        cls, head: Head, plan: ResidentPlan, share_with: Sequence[PackedHead]
     ) -> EmulatorBackend:
         """Pack a head for a plan, on the CPU."""
         packed = pack_head(head, plan, torch.device("cpu"), share_with=share_with)
         return cls(Emulator(plan=plan, packed=packed))
 
     @property
-    def plan(self) -> ResidencyPlan:
+    def plan(self) -> ResidentPlan:
         """The plan that it walks under."""
         return self._emulator.plan
 
@@ -301,12 +301,12 @@ class ReferenceBackend:
     """
 
     name: BackendName = "reference"
-    greedy_plan: ResidencyPlan | None = None
+    greedy_plan: ResidentPlan | None = None
     device: torch.device | None = None
     kernels: Sequence[LoadedKernel] = ()
     packs: list[PackedHead]
 
-    def __init__(self, head: Head, plan: ResidencyPlan) -> None:
+    def __init__(self, head: Head, plan: ResidentPlan) -> None:
         self.plan = plan
         self.packs = []
         self._head = with_weights(head, torch.clone)

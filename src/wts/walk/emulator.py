@@ -16,9 +16,9 @@ import torch
 
 from wts.errors import InputError
 from wts.kernels.packed import PackedHead, nonfinite_rows
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
+from wts.kernels.resident.shard import TILE_ROWS
 from wts.kernels.resident.tiles import load_rows
-from wts.kernels.resident.units import TILE_ROWS
 from wts.numerics.exact_bounds import exact_logits
 from wts.numerics.gumbel import Noise, philox_words
 from wts.numerics.order import ordered_key
@@ -39,7 +39,7 @@ class Emulator:
         packed: the head, packed for it, on the CPU.
     """
 
-    plan: ResidencyPlan
+    plan: ResidentPlan
     packed: PackedHead
 
     def __call__(
@@ -99,16 +99,16 @@ class Emulator:
                 fix="pass it" if reads_hidden else "leave it out",
             )
         rows = load_rows(self.packed.tiles, plan)
-        levels = rows.float() if plan.quantised else rows  # integers up to 127: exact
+        levels = rows.float() if plan.request.quantised else rows  # integers up to 127: exact
         batch, steps, _ = base_logits.shape
         state = self.packed.initial_state(batch)
-        last_row = plan.table_rows - 1
+        last_row = plan.request.table_rows - 1
         previous = anchor.clamp(0, last_row)
         clamped = int((previous != anchor).sum())
         tokens = torch.empty(batch, steps, dtype=torch.int64)
         for step in range(steps):
             part = None if hidden_term is None else hidden_term[:, step]
-            if plan.exact:
+            if plan.request.exact:
                 state, latent = self.packed.exact_latent(state, previous, part)
                 logits = self._exact_logits(base_logits[:, step], latent)
             else:
@@ -117,10 +117,12 @@ class Emulator:
             if temperatures is not None and noise is not None:
                 if logits_out is not None:
                     sampled = temperatures > 0
-                    exported = logits[sampled, : plan.vocab].to(logits_out)
-                    logits_out[sampled.to(logits_out.device), step, : plan.vocab] = exported
+                    exported = logits[sampled, : plan.request.shape.vocab].to(logits_out)
+                    logits_out[sampled.to(logits_out.device), step, : plan.request.shape.vocab] = (
+                        exported
+                    )
                 words = philox_words(
-                    plan.padded_vocab, batch, step, noise.key, int(noise.offset.item())
+                    plan.shard.padded_vocab, batch, step, noise.key, int(noise.offset.item())
                 )
                 logits = sampled_scores(logits, temperatures, words)
             drafted = self._select(logits)
@@ -138,38 +140,44 @@ class Emulator:
     ) -> torch.Tensor:
         """x of every row of the padded vocabulary, fp32 [B, padded_vocab]."""
         plan = self.plan
-        padded = torch.full((len(base), plan.padded_vocab), float("-inf"))
-        padded[:, : plan.vocab] = base[:, : plan.vocab].float()
-        dtype = DTYPE_OF[plan.step_type]
+        padded = torch.full((len(base), plan.shard.padded_vocab), float("-inf"))
+        padded[:, : plan.request.shape.vocab] = base[:, : plan.request.shape.vocab].float()
+        dtype = DTYPE_OF[plan.request.step_type]
         if not isinstance(latents, torch.Tensor):
             return int8_logits(levels, self.packed.row_scale, padded, latents, dtype).float()
         logits = bf16_logits(levels, nonfinite_rows(self.packed), padded, latents, dtype).float()
-        logits[:, plan.vocab :] = float("-inf")  # not NaN, whatever the latent
+        logits[:, plan.request.shape.vocab :] = float("-inf")  # not NaN, whatever the latent
         return logits
 
     def _exact_logits(self, base: torch.Tensor, latent: torch.Tensor | None) -> torch.Tensor:
         """Exact logits of every row of the padded vocabulary, fp32 [B, padded_vocab]."""
         plan, exact = self.plan, self.packed.exact
         assert exact is not None
-        padded = torch.full((len(base), plan.padded_vocab), float("-inf"))
-        logits = exact_logits(exact.projection[: plan.vocab], base[:, : plan.vocab], latent)
-        padded[:, : plan.vocab] = logits.float()
+        padded = torch.full((len(base), plan.shard.padded_vocab), float("-inf"))
+        logits = exact_logits(
+            exact.projection[: plan.request.shape.vocab],
+            base[:, : plan.request.shape.vocab],
+            latent,
+        )
+        padded[:, : plan.request.shape.vocab] = logits.float()
         return padded
 
     def _select(self, scores: torch.Tensor) -> torch.Tensor:
         """Draft id of each request: best of a warp, of a block, of all blocks."""
         plan = self.plan
         batch = len(scores)
-        warp_rows = plan.warp_tiles * TILE_ROWS
+        warp_rows = plan.shard.warp_tiles * TILE_ROWS
         keys = ordered_key(scores).long()
-        rows = torch.arange(plan.padded_vocab) % plan.rows
+        rows = torch.arange(plan.shard.padded_vocab) % plan.shard.rows
         # One integer in the order (key, lowest row): what the kernel's candidates compare as.
         candidates = keys * (1 << 20) + ((1 << 20) - 1 - rows)
-        by_warp = candidates.view(batch, plan.num_blocks, plan.sweep_warps, warp_rows).amax(3)
+        by_warp = candidates.view(
+            batch, plan.shard.num_blocks, plan.shard.sweep_warps, warp_rows
+        ).amax(3)
         by_block = by_warp.amax(2)
         block_keys = by_block >> 20
         block_rows = ((1 << 20) - 1) - (by_block & ((1 << 20) - 1))
         best = block_keys.amax(1, keepdim=True)
         winner = (block_keys == best).to(torch.uint8).argmax(1)  # lowest block among equals
         row = block_rows.gather(1, winner[:, None])[:, 0]
-        return (winner * plan.rows + row).clamp(0, plan.vocab - 1)
+        return (winner * plan.shard.rows + row).clamp(0, plan.request.shape.vocab - 1)

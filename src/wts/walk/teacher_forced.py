@@ -67,7 +67,7 @@ def teacher_forced(
         InputError: an emulator of int8 weights, which are compared bit for bit.
     """
     plan, packed = emulator.plan, emulator.packed
-    if plan.quantised:
+    if plan.request.quantised:
         raise InputError.mismatch(
             "emulator",
             wanted="one of bf16 weights",
@@ -75,30 +75,30 @@ def teacher_forced(
             fix="compare the tokens with the emulator's",
         )
     batch, steps = tokens.shape
-    weight = load_rows(packed.tiles, plan)[: plan.vocab]
-    nonfinite = nonfinite_rows(packed)[: plan.vocab]
-    previous = anchor.clamp(0, plan.table_rows - 1)
+    weight = load_rows(packed.tiles, plan)[: plan.request.shape.vocab]
+    nonfinite = nonfinite_rows(packed)[: plan.request.shape.vocab]
+    previous = anchor.clamp(0, plan.request.table_rows - 1)
     state = packed.initial_state(batch)
     decided = torch.zeros(batch, steps, dtype=torch.bool)
     wanted = torch.zeros_like(tokens)
     strayed = 0
     for step in range(steps):
-        base = base_logits[:, step, : plan.vocab]
+        base = base_logits[:, step, : plan.request.shape.vocab]
         part = None if hidden_term is None else hidden_term[:, step]
         state, latent = packed.latent(state, previous, part)
         if latent is None:
-            least = most = base.to(DTYPE_OF[plan.step_type]).float()
+            least = most = base.to(DTYPE_OF[plan.request.step_type]).float()
         else:
             assert isinstance(latent, torch.Tensor)
             least, most = bf16_interval(weight, base, latent)
         if logits is not None and temperatures is not None:
-            left = logits[:, step, : plan.vocab].float()
+            left = logits[:, step, : plan.request.shape.vocab].float()
             outside = (left < least) | (left > most)
             strayed += int((outside & ~nonfinite & (temperatures > 0)[:, None]).sum())
         # A NaN wins, and the lowest of them: above all that is not.
         least, most = (torch.where(nonfinite, float("inf"), bound) for bound in (least, most))
         if temperatures is not None:
-            words = philox_words(plan.vocab, batch, step, noise_key, noise_offset)
+            words = philox_words(plan.request.shape.vocab, batch, step, noise_key, noise_offset)
             least, most = (sampled_scores(b, temperatures, words) for b in (least, most))
         decided[:, step], winner = decided_between(least, most)
         mapping = packed.draft_to_target

@@ -7,10 +7,10 @@ import torch
 from wts.errors import HeadError, InputError, PlanError, describe
 from wts.heads.base import Head, weights_of
 from wts.heads.load import head_classes
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import DTYPE_OF
-from wts.selection.exact import check_exact_weights
+from wts.selection.exact_head import check_exact_weights
 
 __all__ = [
     "LONGEST_TIMEOUT_MS",
@@ -41,7 +41,7 @@ def check_timeout(timeout_ms: int) -> None:
 
 
 def check_inputs(
-    plan: ResidencyPlan,
+    plan: ResidentPlan,
     device: torch.device | None,
     base_logits: torch.Tensor,
     anchor: torch.Tensor,
@@ -57,7 +57,7 @@ def check_inputs(
     Raises:
         InputError: names the argument that does not fit.
     """
-    dtype = DTYPE_OF[plan.base_type]
+    dtype = DTYPE_OF[plan.request.base_type]
     given = {"base_logits": base_logits, "anchor": anchor}
     if out is not None:
         given["out"] = out
@@ -72,15 +72,16 @@ def check_inputs(
             f"base_logits: wanted {dtype}, as planned, found {describe(base_logits)}; "
             "convert it, or plan with another base_type"
         )
+    request, vocab = plan.request, plan.request.shape.vocab
     fits = (
         base_logits.ndim == 3
-        and 1 <= base_logits.shape[0] <= plan.batch
-        and 1 <= base_logits.shape[1] <= plan.steps
-        and base_logits.shape[2] >= plan.vocab
+        and 1 <= base_logits.shape[0] <= request.batch
+        and 1 <= base_logits.shape[1] <= request.steps
+        and base_logits.shape[2] >= vocab
     )
     if not fits:
         raise InputError(
-            f"base_logits: wanted [1..{plan.batch}, 1..{plan.steps}, at least {plan.vocab}], "
+            f"base_logits: wanted [1..{request.batch}, 1..{request.steps}, at least {vocab}], "
             f"found {describe(base_logits)}; pass fewer rows, or plan for more"
         )
     if base_logits.shape[2] > 1 and base_logits.stride(2) != 1:
@@ -139,7 +140,7 @@ def check_hidden(size: int | None, base_logits: torch.Tensor, hidden: torch.Tens
 
 
 def check_sampling(
-    plan: ResidencyPlan,
+    plan: ResidentPlan,
     base_logits: torch.Tensor,
     temperatures: torch.Tensor | None,
     noise: Noise | None,
@@ -152,7 +153,7 @@ def check_sampling(
     """
     device = base_logits.device
     batch, steps = base_logits.shape[:2]
-    if not plan.sampled:
+    if not plan.request.sampled:
         for name, value in (
             ("temperatures", temperatures),
             ("noise", noise),
@@ -202,19 +203,19 @@ def check_sampling(
             found=f"one on {noise.offset.device}",
             fix="allocate it there",
         )
-    dtype = DTYPE_OF[plan.step_type]
+    dtype = DTYPE_OF[plan.request.step_type]
     if logits_out is not None and (
         logits_out.dtype != dtype
         or logits_out.ndim != 3
         or tuple(logits_out.shape[:2]) != (batch, steps)
-        or logits_out.shape[2] < plan.vocab
+        or logits_out.shape[2] < plan.request.shape.vocab
         or (logits_out.shape[2] > 1 and logits_out.stride(2) != 1)
         or any(logits_out.stride(i) == 0 and logits_out.shape[i] > 1 for i in (0, 1))
         or logits_out.device != device
     ):
         raise InputError.mismatch(
             "logits_out",
-            wanted=f"{dtype}[{batch}, {steps}, at least {plan.vocab}] on {device}, "
+            wanted=f"{dtype}[{batch}, {steps}, at least {plan.request.shape.vocab}] on {device}, "
             "stride 1 in the last dimension, no two rows in one place",
             found=f"{describe(logits_out)} on {logits_out.device}, "
             f"strides {list(logits_out.stride())}",
@@ -259,7 +260,7 @@ def check_shapes(head: Head, first: Head) -> None:
             )
 
 
-def check_plan(head: Head, plan: ResidencyPlan) -> None:
+def check_plan(head: Head, plan: ResidentPlan) -> None:
     """Refuse what is no head (HeadError), or a plan made for another one (PlanError)."""
     classes = head_classes()
     if not isinstance(head, classes):
@@ -270,15 +271,15 @@ def check_plan(head: Head, plan: ResidencyPlan) -> None:
             found=type(head).__name__,
             fix="build one of its weights, or with from_checkpoint(folder)",
         )
-    if not isinstance(plan, ResidencyPlan):
+    if not isinstance(plan, ResidentPlan):
         raise PlanError.mismatch(
             "plan",
-            wanted="a ResidencyPlan",
+            wanted="a ResidentPlan",
             found=type(plan).__name__,
             fix="make it with plan_residency(head, ...)",
         )
     mapped = head.draft_to_target is not None
-    step_dtype = torch.promote_types(DTYPE_OF[plan.base_type], head.table.dtype)
+    step_dtype = torch.promote_types(DTYPE_OF[plan.request.base_type], head.table.dtype)
     wanted = (
         head.kind,
         head.state_size,
@@ -289,18 +290,11 @@ def check_plan(head: Head, plan: ResidencyPlan) -> None:
         mapped,
         step_dtype,
     )
-    planned = (
-        plan.kind,
-        plan.state,
-        plan.hidden,
-        plan.vocab,
-        plan.rank,
-        plan.table_rows,
-        plan.mapped,
-    )
-    found = (*planned, DTYPE_OF[plan.step_type])
+    request, shape = plan.request, plan.request.shape
+    planned = (shape.kind, shape.state, shape.hidden, shape.vocab, shape.rank)
+    found = (*planned, request.table_rows, shape.mapped, DTYPE_OF[request.step_type])
     types = (head.projection.dtype, head.table.dtype)
-    if plan.weights == "bf16" and types != (torch.bfloat16, torch.bfloat16):
+    if plan.request.weights == "bf16" and types != (torch.bfloat16, torch.bfloat16):
         raise PlanError.mismatch(
             "plan",
             wanted=f"one with int8 weights, for a head of {types[0]} and a table of {types[1]}",
@@ -312,13 +306,13 @@ def check_plan(head: Head, plan: ResidencyPlan) -> None:
             f"plan: wanted one for (kind, state, hidden, vocab, rank, table rows, mapped, "
             f"dtype) = {wanted}, found {found}; make it with plan_residency(head, ...)"
         )
-    if plan.exact:
+    if plan.request.exact:
         check_exact_weights(head)
 
 
-def check_beside(plan: ResidencyPlan, greedy: ResidencyPlan) -> None:
+def check_beside(plan: ResidentPlan, greedy: ResidentPlan) -> None:
     """Refuse (PlanError) a greedy plan that cannot take over the greedy batches of another."""
-    if not plan.sampled:
+    if not plan.request.sampled:
         raise PlanError.mismatch(
             "greedy_plan",
             wanted="none beside a plan whose rows are all greedy",
@@ -326,28 +320,30 @@ def check_beside(plan: ResidencyPlan, greedy: ResidencyPlan) -> None:
             fix="leave it out, or plan with sampled=True",
         )
 
-    def of(one: ResidencyPlan) -> str:
-        names = ("exact", "weights", "base_type", "arch")
-        return ", ".join(f"{name} {getattr(one, name)}" for name in names)
+    def of(one: ResidentPlan) -> str:
+        request = one.request
+        types = f"weights {request.weights}, base_type {request.base_type}, arch {one.gpu.arch}"
+        return f"exact {request.exact}, {types}"
 
-    short = greedy.batch < plan.batch or greedy.steps < plan.steps
-    if greedy.sampled or short or of(greedy) != of(plan):
+    asked, offered = plan.request, greedy.request
+    short = offered.batch < asked.batch or offered.steps < asked.steps
+    if offered.sampled or short or of(greedy) != of(plan):
         raise PlanError.mismatch(
             "greedy_plan",
-            wanted=f"at least {plan.batch} requests and {plan.steps} steps, none sampled, "
+            wanted=f"at least {asked.batch} requests and {asked.steps} steps, none sampled, "
             f"{of(plan)}",
-            found=f"{greedy.batch} requests and {greedy.steps} steps, "
-            f"{'some' if greedy.sampled else 'none'} sampled, {of(greedy)}",
+            found=f"{offered.batch} requests and {offered.steps} steps, "
+            f"{'some' if offered.sampled else 'none'} sampled, {of(greedy)}",
             fix="make it with the arguments of the other plan, but without sampled=True",
         )
 
 
-def check_exact(plan: ResidencyPlan, exact: bool | None) -> None:
+def check_exact(plan: ResidentPlan, exact: bool | None) -> None:
     """Refuse (PlanError) a plan that is not as exact as was asked for; None asks for nothing."""
-    if exact is not None and exact is not plan.exact:
+    if exact is not None and exact is not plan.request.exact:
         raise PlanError.mismatch(
             "exact",
-            wanted=f"{plan.exact}, as planned, or None",
+            wanted=f"{plan.request.exact}, as planned, or None",
             found=repr(exact),
             fix=f"plan with plan_residency(head, ..., exact={bool(exact)})",
         )

@@ -13,7 +13,7 @@ from wts.heads.base import Head
 from wts.kernels.driver import cuda_device
 from wts.kernels.launch import LoadedKernel
 from wts.kernels.packed import PackedHead, packed_bytes
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.numerics.gumbel import Noise
 from wts.selection.call import Call
 from wts.walk.backends import (
@@ -48,8 +48,9 @@ class Walker:
 
     Everything slow happens here: packing, compiling, allocating. A call of a device Walker
     launches one kernel on the caller's current stream, where the head reads hidden states perhaps
-    after a copy, a matrix product and its bias (unless `plan.hidden_inside`); it allocates only the
-    token tensor (or nothing, with `out`), never synchronises, and can be captured in a CUDA graph.
+    after a copy, a matrix product and its bias (unless the kernel multiplies them); it allocates
+    only the token tensor (or nothing, with `out`), never synchronises, and can be captured in a
+    CUDA graph.
 
     On every backend weights are taken at construction and by `refresh`, packed or (by the
     reference) copied: after changing them in place call `refresh`. One Walker is for one stream
@@ -66,7 +67,7 @@ class Walker:
         fallback: lets "auto" fall back to the emulator, with a warning in the log.
         timeout_ms: how long a block waits for the others before the walk is given up, 1 to
             600,000.
-        exact: whether the walk is exact: True asks for what `plan.exact` says, and any other plan
+        exact: whether the walk is exact: True asks for a plan of exact walks, and any other plan
             is an error; None takes the plan as it is. An exact Walker reads the head's own W (and a
             Markov head's table) in place: it keeps the head alive, and they must not be changed but
             together with `refresh`, on the stream of the walks.
@@ -98,7 +99,7 @@ class Walker:
     def __init__(
         self,
         head: Head,
-        plan: ResidencyPlan,
+        plan: ResidentPlan,
         *,
         backend: Backend | BackendName | Literal["auto"] = "auto",
         device: str | torch.device | None = None,
@@ -106,7 +107,7 @@ class Walker:
         timeout_ms: int = 2000,
         exact: bool | None = None,
         sharing: Sequence[Walker] = (),
-        greedy_plan: ResidencyPlan | None = None,
+        greedy_plan: ResidentPlan | None = None,
     ) -> None:
         check_backend(backend, plan)
         check_timeout(timeout_ms)
@@ -287,12 +288,12 @@ class Walker:
         return self._on.name
 
     @property
-    def plan(self) -> ResidencyPlan:
+    def plan(self) -> ResidentPlan:
         """The plan that it walks under; that of a kernel with fewer registers where need was."""
         return self._on.plan
 
     @property
-    def greedy_plan(self) -> ResidencyPlan | None:
+    def greedy_plan(self) -> ResidentPlan | None:
         """The plan of batches without a sampled row, if they have one of their own."""
         return self._on.greedy_plan
 
@@ -337,13 +338,13 @@ class Walker:
 
 def _make_backend(
     head: Head,
-    plan: ResidencyPlan,
+    plan: ResidentPlan,
     name: BackendName | Literal["auto"],
     device: str | torch.device | None,
     *,
     fallback: bool,
     timeout_ms: int,
-    greedy_plan: ResidencyPlan | None,
+    greedy_plan: ResidentPlan | None,
     share_with: Sequence[PackedHead],
 ) -> Backend:
     """What is asked for by name; "auto" is the device, or with `fallback` perhaps the emulator."""
@@ -369,13 +370,13 @@ def _make_backend(
     return EmulatorBackend.pack(head, plan, share_with)
 
 
-def _warn_of_slow(plan: ResidencyPlan) -> None:
-    if plan.loses:
+def _warn_of_slow(plan: ResidentPlan) -> None:
+    if plan.placement.slower_than_stepwise:
         logger.warning(
             "wts: plan %s reads %.1f times the projection from L2 a step, for which "
             "step-wise execution is faster; walk fewer requests at once",
             plan.hash,
-            plan.readings,
+            plan.placement.reads_of_w_per_step,
         )
 
 

@@ -1,7 +1,7 @@
 """Walkers of one head for several batches, each batch under the plan that is made for it.
 
-The table is packed once, the projection once for each order of its bytes (`plan.storage`): plans
-for few requests have one, those for warpgroups another.
+The table is packed once, the projection once for each order of its bytes (`placement.tile_order`):
+plans for few requests have one, those for warpgroups another.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from wts.heads.base import Head
 from wts.kernels.launch import check_each
 from wts.kernels.packed import packed_bytes
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.walk.backends import BackendName
 from wts.walk.walker import Walker
 
@@ -97,17 +97,17 @@ class WalkerSet:
             InputError: more requests than any plan takes.
         """
         for walker in self.walkers:
-            if walker.plan.batch >= batch:
+            if walker.plan.request.batch >= batch:
                 return walker
         raise InputError.mismatch(
             "batch",
-            wanted=f"at most {self.walkers[-1].plan.batch}, as planned",
+            wanted=f"at most {self.walkers[-1].plan.request.batch}, as planned",
             found=batch,
             fix="name a larger batch when the set is made",
         )
 
     @property
-    def plans(self) -> tuple[ResidencyPlan, ...]:
+    def plans(self) -> tuple[ResidentPlan, ...]:
         """The plans, by rising batch."""
         return tuple(walker.plan for walker in self.walkers)
 
@@ -138,7 +138,7 @@ class WalkerSet:
 
 
 def _with_greedy_plan(
-    walker_of: Callable[..., Walker], plan_of: Callable[..., ResidencyPlan]
+    walker_of: Callable[..., Walker], plan_of: Callable[..., ResidentPlan]
 ) -> Walker:
     """A Walker with a greedy plan; without, as the log says, where none can be made."""
     try:

@@ -52,7 +52,7 @@ def no_stopwatch(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
 @pytest.fixture
 def no_gpu(no_stopwatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Replace the walker and its plan too. The rest of the benchmark is real."""
-    plan = SimpleNamespace(resident_share=1.0, hash="feed")
+    plan = SimpleNamespace(placement=SimpleNamespace(resident_share=1.0), hash="feed")
     no_stopwatch.setattr(ours, "Walker", TinyWalker)
     no_stopwatch.setattr(ours, "plan_residency", lambda *_args, **_kwargs: plan)
     return no_stopwatch

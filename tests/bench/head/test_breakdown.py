@@ -48,7 +48,7 @@ def test_parts_are_of_a_traced_build_that_gives_the_same_tokens(
         def __init__(self, *_: Any, trace: bool) -> None:
             assert trace
             self.plan = plan
-            shape = (plan.num_blocks, TRACED_ROUNDS, len(EVENTS))
+            shape = (plan.shard.num_blocks, TRACED_ROUNDS, len(EVENTS))
             self.stamps = torch.zeros(shape, dtype=torch.int64)
 
         def launch(self, call: Any, tokens: torch.Tensor) -> None:

@@ -39,7 +39,7 @@ def small_stages(*, quick: bool) -> tuple[every.Stage, ...]:
 def all_small(emulated: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     def placed(made_of: Any, plan: Any) -> Any:
         walker = ours.Walker(made_of, plan, backend="device")
-        return walker, 8 if plan.register_fragments == 5 else 0
+        return walker, 8 if plan.placement.register_fragments == 5 else 0
 
     def no_sglang(wanted: Any, say: Any) -> Any:
         return ("wts", "probe", "step_torch"), None

@@ -61,7 +61,7 @@ def test_a_case_without_a_plan_fails_alone(
     def plan_without(*_args: Any, batch: int, **_kwargs: Any) -> Any:
         if batch == 2:
             raise PlanError("batch: too large")
-        return SimpleNamespace(resident_share=0.5, hash="feed")
+        return SimpleNamespace(placement=SimpleNamespace(resident_share=0.5), hash="feed")
 
     no_gpu.setattr(ours, "plan_residency", plan_without)
     assert bench_head.main([*SMALL, "--paths", "wts", "--out", str(tmp_path)]) == 1

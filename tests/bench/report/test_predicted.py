@@ -12,5 +12,5 @@ def test_stays_near_the_committed_measurements(points: list[Predicted]) -> None:
 
 
 def test_the_largest_walk_of_the_case_makes_the_plan(points: list[Predicted]) -> None:
-    assert {point.plan.steps for point in points} == {16}
-    assert {point.plan.batch for point in points} == {point.batch for point in points}
+    assert {point.plan.request.steps for point in points} == {16}
+    assert {point.plan.request.batch for point in points} == {point.batch for point in points}

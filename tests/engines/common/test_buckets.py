@@ -16,7 +16,7 @@ from wts.engines.sglang.version import DSPARK
 from wts.errors import WalkTimeout
 from wts.heads.base import Head
 from wts.heads.markov import MarkovHead
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.walk.walker_set import WalkerSet
 
 
@@ -34,8 +34,8 @@ def built(head: Head, *, most: int = 4, steps: int = STEPS) -> Walks | Reason:
 
 
 def test_buckets_that_lose_are_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
-    def lose_above_two(plan: ResidencyPlan) -> Reason | None:
-        return Reason(kind="plan", text="slow") if plan.batch > 2 else None
+    def lose_above_two(plan: ResidentPlan) -> Reason | None:
+        return Reason(kind="plan", text="slow") if plan.request.batch > 2 else None
 
     monkeypatch.setattr(buckets, "why_step_wise", lose_above_two)
     walks = built(head_of(MarkovHead), most=8)
@@ -47,17 +47,21 @@ def test_buckets_that_lose_are_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -
         False,
         False,
     ]
-    assert [plan.batch for plan in walks.walkers.plans][-1] == 2, "nothing is built for the others"
+    assert [plan.request.batch for plan in walks.walkers.plans][-1] == 2, (
+        "nothing is built for the others"
+    )
 
 
 def test_a_plan_that_comes_out_slower_is_left_to_sglang(monkeypatch: pytest.MonkeyPatch) -> None:
     """Compiling may settle for another plan than was made: the policy asks about that one."""
     asked: list[int] = []
 
-    def lose_once_built(plan: ResidencyPlan) -> Reason | None:
-        asked.append(plan.batch)
-        built_already = asked.count(plan.batch) > 1
-        return Reason(kind="plan", text="slow") if built_already and plan.batch == 2 else None
+    def lose_once_built(plan: ResidentPlan) -> Reason | None:
+        asked.append(plan.request.batch)
+        built_already = asked.count(plan.request.batch) > 1
+        return (
+            Reason(kind="plan", text="slow") if built_already and plan.request.batch == 2 else None
+        )
 
     monkeypatch.setattr(buckets, "why_step_wise", lose_once_built)
     walks = built(head_of(MarkovHead), most=2)
@@ -106,8 +110,10 @@ def test_held_bytes_are_known_before(kind: type[Any]) -> None:
     head = head_of(kind)
     walkers = WalkerSet(head, hopper(4), batches=[4], steps=STEPS, backend="emulator")
     (plan,) = walkers.plans
-    positions = plan.batch * plan.steps
-    workspace = plan.workspace_words * plan.word_bytes + 8 * plan.state_words
-    workspace += positions * (4 * plan.part + 2 * (head.hidden_size or 0))
+    positions = plan.request.batch * plan.request.steps
+    workspace = (
+        plan.selection.workspace_words * plan.exchange.word_bytes + 8 * plan.recurrence.state_words
+    )
+    workspace += positions * (4 * plan.recurrence.hidden_term + 2 * (head.hidden_size or 0))
     estimate = held_bytes(head, [plan]) - workspace
     assert walkers.memory_bytes <= estimate <= walkers.memory_bytes * 1.25

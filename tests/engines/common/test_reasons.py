@@ -49,13 +49,13 @@ def test_the_reserve_stays_free_to_the_byte() -> None:
 def test_a_plan_that_loses_is_not_used() -> None:
     losing = plan_residency(Shape(vocab=248_320, rank=256), "h200", batch=64, sampled=True)
     winning = plan_residency(Shape(vocab=248_320, rank=256), "h200", batch=1, sampled=True)
-    assert losing.loses
-    assert not winning.loses
+    assert losing.placement.slower_than_stepwise
+    assert not winning.placement.slower_than_stepwise
     assert why_step_wise(winning) is None
     reason = why_step_wise(losing)
     assert reason is not None
     assert reason.kind == "plan"
-    assert f"{losing.readings:.1f}" in reason.text
+    assert f"{losing.placement.reads_of_w_per_step:.1f}" in reason.text
 
 
 REASON = Reason(kind="memory", text="none left")

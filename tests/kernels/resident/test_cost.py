@@ -23,12 +23,13 @@ def test_fragments_that_stream_cost_a_step_and_no_entry() -> None:
     spec = GPUS["h200"]
     plan = plan_residency(Shape(vocab=151_936, rank=256), spec)
     moved = 24
-    streaming = replace(
-        plan,
-        shared_fragments=plan.shared_fragments - moved,
+    placement = replace(
+        plan.placement,
+        shared_fragments=plan.placement.shared_fragments - moved,
         streamed_fragments=moved + 40,
-        register_fragments=plan.register_fragments - 40,
+        register_fragments=plan.placement.register_fragments - 40,
     )
+    streaming = plan.replaced(placement=placement)
     assert predict(streaming, spec).step_us > predict(plan, spec).step_us
     assert predict(streaming, spec).entry_us == predict(plan, spec).entry_us
     assert predict(plan, spec).stream_us == 0
@@ -104,7 +105,9 @@ def test_tiles_of_tcgen05_cost_the_time_of_the_slower_unit() -> None:
     free = predict(plan, spec, replace(Constants(), tensor_cycles=0.0))
     slow = predict(plan, spec, replace(Constants(), tensor_cycles=1000.0))
     assert free.product_us < slow.product_us
-    assert slow.product_us * 1965 * 0.884 == pytest.approx(1000 * plan.async_tiles * plan.slabs)
+    assert slow.product_us * 1965 * 0.884 == pytest.approx(
+        1000 * plan.product.tcgen05_tiles * plan.shard.slabs
+    )
 
 
 def test_an_unknown_gpu_without_rates_is_an_error() -> None:

@@ -97,7 +97,7 @@ def traced_breakdown(walker: Walker, inputs: WalkInputs) -> dict[str, float]:
         logits_out=call.logits_out,
     )
     compare("tokens of a traced walk", tokens, wanted)
-    return breakdown_of(traced.stamps.cpu(), steps=inputs.steps, groups=traced.plan.groups)
+    return breakdown_of(traced.stamps.cpu(), steps=inputs.steps, groups=traced.plan.product.groups)
 
 
 def breakdown_text(columns: Sequence[tuple[str, dict[str, float]]]) -> str:

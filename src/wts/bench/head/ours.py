@@ -15,7 +15,7 @@ from wts.bench.inputs import constant_latent_head
 from wts.dtypes import WeightType
 from wts.heads.base import Head, with_weights
 from wts.kernels.planner import plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.kernels.resident.variants import streaming_plan
 from wts.numerics.gumbel import Noise
 from wts.walk.walker import Walker
@@ -36,7 +36,7 @@ class Ours:
         return self.walker
 
     @property
-    def plan(self) -> ResidencyPlan:
+    def plan(self) -> ResidentPlan:
         """Its plan, which may be another than was asked for: see `Walker`."""
         return self.walker.plan
 
@@ -78,7 +78,7 @@ class Walks:
         say(f"{num_tokens} tokens of {path} {equal}")
         return made
 
-    def plan(self, case: HeadCase, head: Head, *, exact: bool = False) -> ResidencyPlan:
+    def plan(self, case: HeadCase, head: Head, *, exact: bool = False) -> ResidentPlan:
         """The plan of a case on this machine."""
         return plan_residency(
             head,

@@ -18,7 +18,7 @@ from wts.bench.head.session import HeadBench
 from wts.bench.record import Environment
 from wts.heads.base import Head
 from wts.kernels.launch import LoadedKernel
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.kernels.resident.variants import with_register_fragments
 from wts.walk.backends import DeviceBackend
 from wts.walk.walker import Walker
@@ -34,12 +34,12 @@ class Placed:
 
     case: HeadCase
     steps: int
-    plan: ResidencyPlan
+    plan: ResidentPlan
     spill_bytes: int
     timing: Timing
 
 
-def placed_walker(head: Head, plan: ResidencyPlan) -> tuple[Walker, int]:
+def placed_walker(head: Head, plan: ResidentPlan) -> tuple[Walker, int]:
     """A device Walker of exactly this plan, and the bytes that its kernel spills."""
     device = torch.device("cuda", torch.cuda.current_device())
     kernel = LoadedKernel(head, plan, device, _TIMEOUT_MS, spills=True)
@@ -60,7 +60,7 @@ def sweep(
 
 
 def sweep_plans(
-    bench: HeadBench, case: HeadCase, plans: Sequence[ResidencyPlan], say: Callable[[str], None]
+    bench: HeadBench, case: HeadCase, plans: Sequence[ResidentPlan], say: Callable[[str], None]
 ) -> list[Placed]:
     """Compare and time a case under each of these plans for its head, all in turns.
 
@@ -77,7 +77,7 @@ def sweep_plans(
         walker, spilled = placed_walker(head, plan)
         ours = Ours(walker=walker, head=head)
         bench.walks.check(case, "wts", ours, whole=False)
-        count = plan.register_fragments
+        count = plan.placement.register_fragments
         say(f"{count} fragments in registers, {spilled} bytes spilled: tokens equal")
         made[plan.hash] = (walker, spilled)
         for steps in case.steps:
@@ -109,7 +109,7 @@ def record_of(placed: Placed, *, run_id: str, environment: Environment) -> dict[
         run_id=run_id,
         path="wts",
         head=case.head,
-        weights=plan.weights,
+        weights=plan.request.weights,
         V=case.vocab,
         r=case.rank,
         B=case.batch,
@@ -122,10 +122,10 @@ def record_of(placed: Placed, *, run_id: str, environment: Environment) -> dict[
         n=timing.num_samples,
         inputs="random",
         excludes="",
-        resident_share=plan.resident_share,
+        resident_share=plan.placement.resident_share,
         plan=plan.hash,
-        register_fragments=plan.register_fragments,
-        shared_fragments=plan.shared_fragments,
-        streamed_fragments=plan.streamed_fragments,
+        register_fragments=plan.placement.register_fragments,
+        shared_fragments=plan.placement.shared_fragments,
+        streamed_fragments=plan.placement.streamed_fragments,
         spill_bytes=placed.spill_bytes,
     )

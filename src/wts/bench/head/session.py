@@ -80,7 +80,7 @@ class _Compared:
             cache=cache,
             timing=timing,
             agreement=self.shares.get(path),
-            resident_share=0.0 if plan is None else plan.resident_share,
+            resident_share=0.0 if plan is None else plan.placement.resident_share,
             plan="" if plan is None else plan.hash,
             weights="bf16" if plan is None else weights,
             hidden_size=case.hidden_size if case.reads_hidden else None,

@@ -10,7 +10,7 @@ from wts.hardware.gpu import gpu_spec
 from wts.heads.kinds import Shape
 from wts.kernels.planner import plan_residency
 from wts.kernels.resident.cost import Constants, predict
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 
 __all__ = ["Predicted", "mean_error", "predictions"]
 
@@ -26,7 +26,7 @@ class Predicted:
         measured_us: median of complete calls.
     """
 
-    plan: ResidencyPlan
+    plan: ResidentPlan
     gpu: str
     vocab: int
     batch: int

@@ -26,7 +26,7 @@ from wts.hardware.gpu import GpuSpec
 from wts.heads.base import Head, weights_of
 from wts.kernels.packed import CHUNK_ROWS
 from wts.kernels.planner import MAX_BATCH, MAX_STEPS, plan_residency
-from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.plan import ResidentPlan
 from wts.numerics.gumbel import Noise
 from wts.numerics.torch_dtypes import DTYPE_OF
 from wts.walk.backends import BackendName
@@ -158,7 +158,7 @@ class _Asked:
     sampled: bool
     backend: BackendName
 
-    def plan(self, batch: int, *, sampled: bool) -> ResidencyPlan | Reason:
+    def plan(self, batch: int, *, sampled: bool) -> ResidentPlan | Reason:
         """The plan of a batch, or why none can be made."""
         try:
             return plan_residency(
@@ -182,11 +182,11 @@ class _Asked:
             )
         return reason
 
-    def why_not_memory(self, plans: Sequence[ResidencyPlan]) -> Reason | None:
+    def why_not_memory(self, plans: Sequence[ResidentPlan]) -> Reason | None:
         """Ask whether what these plans will hold fits, and greedy ones beside sampled ones."""
         if self.backend != "device":
             return None
-        greedy = [self.plan(plan.batch, sampled=False) for plan in plans if self.sampled]
+        greedy = [self.plan(plan.request.batch, sampled=False) for plan in plans if self.sampled]
         both = [*plans, *(plan for plan in greedy if not isinstance(plan, Reason))]
         return why_not_memory(
             self.draft.engine,
@@ -217,7 +217,7 @@ def _built(asked: _Asked, most_requests: int) -> Walks | Reason:
     if reason is not None:
         return reason
     most = min(most_requests, MAX_BATCH)
-    plans: dict[int, ResidencyPlan] = {}
+    plans: dict[int, ResidentPlan] = {}
     buckets: list[Bucket] = []
     for batch in sorted({min(batch, most) for batch in BATCHES}):
         plan = asked.plan(batch, sampled=asked.sampled)
@@ -250,14 +250,14 @@ def _built(asked: _Asked, most_requests: int) -> Walks | Reason:
     )
 
 
-def _bucket(batch: int, plan: ResidencyPlan | Reason) -> Bucket:
+def _bucket(batch: int, plan: ResidentPlan | Reason) -> Bucket:
     """What a batch does under its plan, or without one."""
     if isinstance(plan, Reason):
         return Bucket(batch=batch, resident_share=0.0, product=False, reason=plan)
     return Bucket(
         batch=batch,
-        resident_share=plan.resident_share,
-        product=plan.hidden > 0 and not plan.hidden_inside,
+        resident_share=plan.placement.resident_share,
+        product=plan.request.shape.hidden > 0 and not plan.recurrence.hidden_inside,
         reason=why_step_wise(plan),
     )
 
@@ -270,9 +270,15 @@ def _try_once(walker: Walker) -> None:
     plan, head = walker.plan, walker.head
     device = head.projection.device
     noise = Noise(key=0, offset=torch.zeros(1, dtype=torch.int64, device=device))
-    for temperature in (1.0, 0.0) if plan.sampled else (None,):
+    for temperature in (1.0, 0.0) if plan.request.sampled else (None,):
         walker(
-            torch.zeros(1, 1, plan.vocab, dtype=DTYPE_OF[plan.base_type], device=device),
+            torch.zeros(
+                1,
+                1,
+                plan.request.shape.vocab,
+                dtype=DTYPE_OF[plan.request.base_type],
+                device=device,
+            ),
             torch.zeros(1, dtype=torch.int64, device=device),
             hidden=None
             if head.hidden_size is None
@@ -284,25 +290,33 @@ def _try_once(walker: Walker) -> None:
         )
 
 
-def held_bytes(head: Head, plans: Sequence[ResidencyPlan]) -> int:
+def held_bytes(head: Head, plans: Sequence[ResidentPlan]) -> int:
     """Bytes that walks under these plans will hold, before any is allocated.
 
     The table is packed once, the projection once for each order of its bytes, and each plan has a
     workspace.
     """
     first = plans[0]
-    total = first.table_rows * first.table_row_bytes + 4 * first.vocab * first.mapped
+    total = (
+        first.request.table_rows * first.request.table_row_bytes
+        + 4 * first.request.shape.vocab * first.request.shape.mapped
+    )
     total += sum(
         weight.nbytes
         for name, weight in weights_of(head).items()
         if name not in ("table", "projection", "draft_to_target", "gru_input_weight")
     )
-    orders = {plan.storage: plan for plan in plans}
-    total += sum(plan.padded_vocab * (plan.rank + 4) for plan in orders.values())
+    orders = {plan.placement.tile_order: plan for plan in plans}
+    total += sum(
+        plan.shard.padded_vocab * (plan.request.shape.rank + 4) for plan in orders.values()
+    )
     for plan in plans:
-        positions = plan.batch * plan.steps
-        total += plan.workspace_words * plan.word_bytes + 8 * plan.state_words
-        total += positions * (4 * plan.part + 2 * (head.hidden_size or 0))
+        positions = plan.request.batch * plan.request.steps
+        total += (
+            plan.selection.workspace_words * plan.exchange.word_bytes
+            + 8 * plan.recurrence.state_words
+        )
+        total += positions * (4 * plan.recurrence.hidden_term + 2 * (head.hidden_size or 0))
     return total
 
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 if TYPE_CHECKING:
     from wts.engines.common.engine import Draft, Engine
     from wts.hardware.gpu import GpuSpec
-    from wts.kernels.resident.plan import ResidencyPlan
+    from wts.kernels.resident.plan import ResidentPlan
 
 __all__ = [
     "SERVED_GPUS",
@@ -123,16 +123,17 @@ def why_not_memory(engine: Engine, *, needed_bytes: int, free_bytes: int) -> Rea
     )
 
 
-def why_step_wise(plan: ResidencyPlan) -> Reason | None:
+def why_step_wise(plan: ResidentPlan) -> Reason | None:
     """Ask whether the engine's own steps are faster than a walk under this plan.
 
     This is the whole policy: a plan that was measured to lose is not used.
     """
-    if not plan.loses:
+    if not plan.placement.slower_than_stepwise:
         return None
     return Reason(
         kind="plan",
-        text=f"a walk would read {plan.readings:.1f} times the projection from L2 a step",
+        text=f"a walk would read {plan.placement.reads_of_w_per_step:.1f} times the projection "
+        "from L2 a step",
     )
 
 

@@ -300,10 +300,11 @@ def _why_not_logits(walks: Walks, step_logits: torch.Tensor | None) -> Reason | 
         return None
     if step_logits is None:
         return Reason(kind="head", text="rows are sampled, but SGLang keeps no step logits")
-    if NUMBER_TYPE_OF.get(step_logits.dtype) != plan.step_type:
+    if NUMBER_TYPE_OF.get(step_logits.dtype) != plan.request.step_type:
         return Reason(
             kind="head",
-            text=f"SGLang keeps step logits in {step_logits.dtype}, a walk has {plan.step_type}",
+            text=f"SGLang keeps step logits in {step_logits.dtype}, "
+            f"a walk has {plan.request.step_type}",
         )
     return None
 

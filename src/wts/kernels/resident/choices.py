@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from wts.kernels.resident.plan import ResidencyPlan
-from wts.kernels.resident.units import Instruction
+from wts.kernels.resident.plan import ResidentPlan
+from wts.kernels.resident.product import Instruction
 
 __all__ = ["BF16_CHOICES", "INT8_CHOICES", "Choice", "choices_for"]
 
@@ -237,27 +237,41 @@ BF16_CHOICES = {
 }
 
 
-def choices_for(plan: ResidencyPlan, widest: int, *, streaming: bool) -> list[Choice]:
+def choices_for(plan: ResidentPlan, widest: int, *, streaming: bool) -> list[Choice]:
     """Choices for a plan, the best first: most columns, then those for its kind."""
-    how = "sampled" if plan.sampled else "greedy"
-    groups = {1: "one group", 2: "two groups"}.get(-(-plan.batch // widest), "groups")
-    special = groups if plan.sampled else "64-bit words" if plan.wide else "32-bit words"
+    how = "sampled" if plan.request.sampled else "greedy"
+    groups = {1: "one group", 2: "two groups"}.get(-(-plan.request.batch // widest), "groups")
+    special = (
+        groups
+        if plan.request.sampled
+        else "64-bit words"
+        if plan.selection.long_words
+        else "32-bit words"
+    )
     end = ", streaming" if streaming else ""
-    if not plan.quantised:
-        special = "wide" if plan.wide and not plan.sampled else ""
-        kinds = (plan.kind, "state" if plan.state else "", special)
+    if not plan.request.quantised:
+        special = "wide" if plan.selection.long_words and not plan.request.sampled else ""
+        kinds = (plan.request.shape.kind, "state" if plan.request.shape.state else "", special)
         keys = [f"{how}, {kind}" for kind in kinds if kind] + [how + end]
-        if plan.tensor_limit:
+        if plan.placement.tmem_limit:
             keys = [f"{how}, tensor memory"]
         chosen = next(BF16_CHOICES[key] for key in keys if key in BF16_CHOICES)
         return [choice for choice in chosen if choice.columns <= widest]
     every = [
-        *(INT8_CHOICES.get(f"{how}, exact, {groups}{end}", ()) if plan.exact else ()),
-        *(INT8_CHOICES.get(f"{how}, exact, state{end}", ()) if plan.exact and plan.state else ()),
-        *(INT8_CHOICES.get(f"{how}, exact, {plan.kind}{end}", ()) if plan.exact else ()),
-        *(INT8_CHOICES.get(f"{how}, exact{end}", ()) if plan.exact else ()),
-        *INT8_CHOICES.get(f"{how}, {plan.kind}{end}", ()),
-        *(INT8_CHOICES.get(f"{how}, state{end}", ()) if plan.state else ()),
+        *(INT8_CHOICES.get(f"{how}, exact, {groups}{end}", ()) if plan.request.exact else ()),
+        *(
+            INT8_CHOICES.get(f"{how}, exact, state{end}", ())
+            if plan.request.exact and plan.request.shape.state
+            else ()
+        ),
+        *(
+            INT8_CHOICES.get(f"{how}, exact, {plan.request.shape.kind}{end}", ())
+            if plan.request.exact
+            else ()
+        ),
+        *(INT8_CHOICES.get(f"{how}, exact{end}", ()) if plan.request.exact else ()),
+        *INT8_CHOICES.get(f"{how}, {plan.request.shape.kind}{end}", ()),
+        *(INT8_CHOICES.get(f"{how}, state{end}", ()) if plan.request.shape.state else ()),
         *INT8_CHOICES.get(f"{how}, {special}{end}", ()),
         *reversed(INT8_CHOICES[how + end]),
     ]

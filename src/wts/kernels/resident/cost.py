@@ -19,8 +19,8 @@ from dataclasses import dataclass, field, fields, replace
 
 from wts.errors import DeviceError
 from wts.hardware.gpu import GPUS, GpuSpec, caution_of
-from wts.kernels.resident.plan import ResidencyPlan
-from wts.kernels.resident.units import FRAGMENT_BYTES
+from wts.kernels.resident.plan import ResidentPlan
+from wts.kernels.resident.shard import FRAGMENT_BYTES
 
 __all__ = ["CALIBRATED", "Constants", "Cost", "cost_line", "predict"]
 
@@ -122,7 +122,7 @@ class Cost:
         return self.entry_us + steps * self.step_us
 
 
-def predict(plan: ResidencyPlan, spec: GpuSpec, constants: Constants | None = None) -> Cost:
+def predict(plan: ResidentPlan, spec: GpuSpec, constants: Constants | None = None) -> Cost:
     """Predict the times of a plan.
 
     Args:
@@ -149,59 +149,65 @@ def predict(plan: ResidencyPlan, spec: GpuSpec, constants: Constants | None = No
     cycle_us = 1 / (clock_mhz * given.clock_share)
     load_rate = dram / 1e6 * given.hbm_share  # bytes a us
 
-    away = plan.shared_fragments + plan.streamed_fragments
-    fragment_bytes = plan.sweep_warps * FRAGMENT_BYTES
-    if plan.warpgroups:
+    away = plan.placement.shared_fragments + plan.placement.streamed_fragments
+    fragment_bytes = plan.shard.sweep_warps * FRAGMENT_BYTES
+    if plan.product.warpgroups:
         product = (
-            given.wgmma_register_cycles * plan.register_fragments + given.wgmma_shared_cycles * away
+            given.wgmma_register_cycles * plan.placement.register_fragments
+            + given.wgmma_shared_cycles * away
         )
-        accumulators = plan.warp_tiles * plan.columns / 4
+        accumulators = plan.shard.warp_tiles * plan.product.columns / 4
         judging = given.greedy_judging_cycles
-        if plan.sampled:
+        if plan.request.sampled:
             judging = given.group_sampled_judging_cycles
     else:
-        mma_cycles = given.mma_cycles if plan.quantised else given.bf16_mma_cycles
+        mma_cycles = given.mma_cycles if plan.request.quantised else given.bf16_mma_cycles
         product = (
-            mma_cycles * (plan.register_fragments + away)
+            mma_cycles * (plan.placement.register_fragments + away)
             + fragment_bytes / _SHARED_BYTES_PER_CYCLE * away
         )
-        accumulators = plan.accumulators
+        accumulators = plan.product.accumulators
         judging = given.greedy_judging_cycles
-        if plan.sampled:
+        if plan.request.sampled:
             judging = given.lone_sampled_judging_cycles
-    streamed = plan.streamed_fragments
-    if not plan.quantised and plan.groups == 1:  # what a ring holds comes while blocks exchange
-        streamed -= plan.ring_units * plan.unit_fragments
+    streamed = plan.placement.streamed_fragments
+    if (
+        not plan.request.quantised and plan.product.groups == 1
+    ):  # what a ring holds comes while blocks exchange
+        streamed -= plan.placement.ring_slots * plan.placement.chunk_fragments
     stream = fragment_bytes * streamed / given.l2_bytes_per_cycle
-    exchange = given.sampled_exchange_cycles if plan.sampled else given.greedy_exchange_cycles
+    exchange = (
+        given.sampled_exchange_cycles if plan.request.sampled else given.greedy_exchange_cycles
+    )
 
     judge_us = accumulators * judging * cycle_us
     product_us = product * cycle_us
     stream_us = max(0.0, stream - product) * cycle_us
-    if plan.async_tiles:
-        asynchronous = given.tensor_cycles * plan.tensor_instructions
+    if plan.product.tcgen05_tiles:
+        asynchronous = given.tensor_cycles * plan.product.tensor_instructions
         product_us = max(product, asynchronous) * cycle_us
-    exchange_us = exchange * cycle_us + (given.two_dies_us if caution_of(plan.arch) else 0.0)
+    exchange_us = exchange * cycle_us + (given.two_dies_us if caution_of(plan.gpu.arch) else 0.0)
     round_us = product_us + stream_us + judge_us
     return Cost(
         launch_us=given.launch_us,
-        load_us=plan.padded_vocab * plan.row_bytes / load_rate,
-        fill_us=given.fill_rounds * round_us if plan.warpgroups else 0.0,
-        product_us=plan.groups * product_us,
-        stream_us=plan.groups * stream_us,
-        judge_us=plan.groups * judge_us,
-        exchange_us=exchange_us if plan.groups == 1 else 0.0,
-        measured_kind=plan.quantised
+        load_us=plan.shard.padded_vocab * plan.request.row_bytes / load_rate,
+        fill_us=given.fill_rounds * round_us if plan.product.warpgroups else 0.0,
+        product_us=plan.product.groups * product_us,
+        stream_us=plan.product.groups * stream_us,
+        judge_us=plan.product.groups * judge_us,
+        exchange_us=exchange_us if plan.product.groups == 1 else 0.0,
+        measured_kind=plan.request.quantised
         and kind == CALIBRATED
         and spec.max_blocks == GPUS[CALIBRATED].max_blocks,
-        left_out=("latents",) * (plan.kind != "markov") + ("exact logits",) * plan.exact,
+        left_out=("latents",) * (plan.request.shape.kind != "markov")
+        + ("exact logits",) * plan.request.exact,
         assumptions=_assumptions(plan, given),
     )
 
 
-def _assumptions(plan: ResidencyPlan, given: Constants) -> tuple[str, ...]:
+def _assumptions(plan: ResidentPlan, given: Constants) -> tuple[str, ...]:
     """What a prediction takes for granted where the kernel was never run."""
-    if not caution_of(plan.arch):
+    if not caution_of(plan.gpu.arch):
         return ()
     found = [
         f"cycles of an {CALIBRATED} for mma.sync, judging and exchanging; clock and rate of memory "
@@ -209,11 +215,11 @@ def _assumptions(plan: ResidencyPlan, given: Constants) -> tuple[str, ...]:
         f"{given.two_dies_us * 1000:.0f} ns more for an exchange between two dies (150 to 200 "
         "expected)",
     ]
-    if plan.streamed_fragments:
+    if plan.placement.streamed_fragments:
         found.append(
             f"L2 gives an SM {given.l2_bytes_per_cycle:.0f} bytes a cycle, as measured there"
         )
-    if plan.async_tiles:
+    if plan.product.tcgen05_tiles:
         found.append(
             f"a product of tcgen05 takes {given.tensor_cycles:.0f} cycles (4 KiB of weights at 128 "
             "bytes a cycle, from either memory) and costs the warps nothing"

@@ -4,115 +4,147 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from wts.kernels.resident.plan import ResidencyPlan
-from wts.kernels.resident.units import FRAGMENT_BYTES, TILES_JUDGED
+from wts.kernels.resident.plan import ResidentPlan
+from wts.kernels.resident.product import TILES_JUDGED
+from wts.kernels.resident.shard import FRAGMENT_BYTES
 
-__all__ = ["RING_FRAGMENTS", "RING_UNITS", "place", "place_lone_tiles"]
+__all__ = ["RING_FRAGMENTS", "RING_HALVES", "fill", "fill_own_tiles"]
 
 # Half tiles of a warpgroup's ring: of two batches being multiplied, and of one on its way.
-RING_UNITS = 6
+RING_HALVES = 6
 
 # Fragments of a warp's ring, where warps multiply alone: what covers the way from L2. Of bulk
 # copies, which also come while blocks exchange: about as many as come in that time.
 RING_FRAGMENTS = range(8, 17)
 BULK_RING_FRAGMENTS = 16
-LEAST_BULK_PLACES = 3
+LEAST_BULK_SLOTS = 3
 
 
-def place(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
+def fill(plan: ResidentPlan, most_registers: int, at_once: int) -> ResidentPlan:
     """Place the weights: in registers, then in tensor memory where a plan may, then elsewhere.
 
     Tiles that share an accumulator are multiplied in the same way, so registers may be left
     unused; of what streams as little, the plan that uses most of them is taken, and of these one
     whose warps read the least from shared memory themselves.
+
+    Args:
+        plan: whatever is placed in it is placed anew.
+        most_registers: fragments of a warp in registers.
+        at_once: accumulators of a warp at once.
     """
-    sharing = plan.tiles_per_accumulator
-    plan = replace(plan, tensor_tiles=0, matrix_tiles=0)
-    placed = [place_lone_tiles(plan, most_registers, live)]
-    if not plan.tensor_limit:
-        return placed[0]
-    for lone in range((plan.warp_tiles - 1) // sharing * sharing, 0, -sharing):
-        tiles = plan.warp_tiles - lone
+    sharing, tiles = plan.product.tiles_per_accumulator, plan.shard.warp_tiles
+    plan = _with_tcgen05_tiles(plan, 0, 0)
+    filled = [fill_own_tiles(plan, most_registers, at_once)]
+    if not plan.placement.tmem_limit:
+        return filled[0]
+    for own in range((tiles - 1) // sharing * sharing, 0, -sharing):
         splits = (
-            replace(plan, tensor_tiles=tiles - matrix, matrix_tiles=matrix)
-            for matrix in range(tiles)
+            _with_tcgen05_tiles(plan, tiles - own - matrix, matrix) for matrix in range(tiles - own)
         )
-        split = next((s for s in splits if s.tensor_columns <= plan.tensor_limit), None)
+        split = next(
+            (s for s in splits if s.placement.tmem_columns <= s.placement.tmem_limit), None
+        )
         if split is not None:
-            placed.append(place_lone_tiles(split, most_registers, live))
-    fitting = [p for p in placed if p.shared_bytes <= p.shared_limit] or placed
-    return min(
-        fitting,
-        key=lambda p: (
-            p.streamed_fragments,
-            -p.register_fragments,
-            p.shared_fragments + p.matrix_tiles * p.slabs,
-            -p.matrix_tiles,
-        ),
+            filled.append(fill_own_tiles(split, most_registers, at_once))
+    return min([one for one in filled if one.fits] or filled, key=_worse)
+
+
+def _worse(plan: ResidentPlan) -> tuple[int, ...]:
+    """Smaller for the better one of two."""
+    placement, product = plan.placement, plan.product
+    return (
+        placement.streamed_fragments,
+        -placement.register_fragments,
+        placement.shared_fragments + product.matrix_tiles * plan.shard.slabs,
+        -product.matrix_tiles,
     )
 
 
-def place_lone_tiles(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
+def _with_tcgen05_tiles(plan: ResidentPlan, tensor: int, matrix: int) -> ResidentPlan:
+    product = replace(plan.product, tensor_tiles=tensor, matrix_tiles=matrix)
+    return plan.replaced(product=product)
+
+
+def fill_own_tiles(plan: ResidentPlan, most_registers: int, at_once: int) -> ResidentPlan:
     """Place what warps multiply themselves; weights of hidden states too, if they displace none.
 
     Warps that make the latents of few requests together have time to multiply them, and no other
     kernel has to run before the walk. Lanes read eight elements at once.
     """
-    if plan.hidden > 0 and plan.hidden % 8 == 0 and plan.groups == 1 and plan.columns <= 2:
+    hidden, product = plan.request.shape.hidden, plan.product
+    if hidden > 0 and hidden % 8 == 0 and product.groups == 1 and product.columns <= 2:
         fitting = []
-        for places in (2, 1):  # with two, one step's are multiplied while the next one's come
-            inside = replace(plan, hidden_inside=True, hidden_places=places)
-            inside = _place_projection(inside, most_registers, live)
-            if inside.shared_bytes <= inside.shared_limit and inside.streamed_fragments == 0:
+        for buffers in (2, 1):  # with two, one step's are multiplied while the next one's come
+            inside = _with_hidden(plan, inside=True, buffers=buffers)
+            inside = _fill_projection(inside, most_registers, at_once)
+            if inside.fits and inside.placement.streamed_fragments == 0:
                 fitting.append(inside)
-        if fitting:  # the first one, unless its second place is in the way of base logits
-            return max(fitting, key=lambda inside: inside.base_slots)
-    plan = replace(plan, hidden_inside=False, hidden_places=1)
-    return _place_projection(plan, most_registers, live)
+        if fitting:  # the first one, unless its second buffer is in the way of base logits
+            return max(fitting, key=lambda inside: inside.rounds.base_buffers)
+    plan = _with_hidden(plan, inside=False, buffers=1)
+    return _fill_projection(plan, most_registers, at_once)
 
 
-def _place_projection(plan: ResidencyPlan, most_registers: int, live: int) -> ResidencyPlan:
-    """Fill registers, then shared memory; stream the rest; stage base logits in what is left."""
-    fragments = plan.fragments
-    registers = min(fragments, most_registers)
-    plan = replace(
-        plan,
+def _with_hidden(plan: ResidentPlan, *, inside: bool, buffers: int) -> ResidentPlan:
+    recurrence = replace(plan.recurrence, hidden_inside=inside, hidden_buffers=buffers)
+    return plan.replaced(recurrence=recurrence)
+
+
+def _with_base_buffers(plan: ResidentPlan, buffers: int) -> ResidentPlan:
+    return plan.replaced(rounds=replace(plan.rounds, base_buffers=buffers))
+
+
+def _with_fragments(
+    plan: ResidentPlan, *, registers: int, shared: int, streamed: int, ring_slots: int
+) -> ResidentPlan:
+    placement = replace(
+        plan.placement,
         register_fragments=registers,
-        shared_fragments=fragments - registers,
-        streamed_fragments=0,
-        ring_units=0,
-        phases=-(-plan.lone_accumulators // live),
-        base_slots=2,
+        shared_fragments=shared,
+        streamed_fragments=streamed,
+        ring_slots=ring_slots,
     )
-    if plan.warpgroups and plan.shared_bytes > plan.shared_limit:
+    return plan.replaced(placement=placement)
+
+
+def _fill_projection(plan: ResidentPlan, most_registers: int, at_once: int) -> ResidentPlan:
+    """Fill registers, then shared memory; stream the rest; stage base logits in what is left."""
+    fragments = plan.product.fragments
+    registers = min(fragments, most_registers)
+    passes = -(-plan.product.own_accumulators // at_once)
+    plan = plan.replaced(product=replace(plan.product, sweep_passes=passes))
+    plan = _with_base_buffers(plan, 2)
+    plan = _with_fragments(
+        plan, registers=registers, shared=fragments - registers, streamed=0, ring_slots=0
+    )
+    if plan.product.warpgroups and not plan.fits:
         # With one group, base logits of one round: they come while blocks exchange.
-        plan = replace(plan, base_slots=1 if plan.groups == 1 else 2)
-        return (
-            plan if plan.shared_bytes <= plan.shared_limit else _stream_units(plan, most_registers)
-        )
-    if plan.shared_bytes > plan.shared_limit:
+        plan = _with_base_buffers(plan, 1 if plan.product.groups == 1 else 2)
+        return plan if plan.fits else _stream_halves(plan, most_registers)
+    if not plan.fits:
         return _stream_fragments(plan)
-    while plan.base_slots < 4:  # further ahead where it costs no residency
-        deeper = replace(plan, base_slots=plan.base_slots + 1)
-        if deeper.shared_bytes > plan.shared_limit:
+    while plan.rounds.base_buffers < 4:  # further ahead where it costs no residency
+        deeper = _with_base_buffers(plan, plan.rounds.base_buffers + 1)
+        if not deeper.fits:
             break
         plan = deeper
     return plan
 
 
-def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
+def _stream_fragments(plan: ResidentPlan) -> ResidentPlan:
     """What there is no room for passes through warps' rings; too large a plan where none is left.
 
-    A ring of lanes' copies divides what is streamed, so that a fragment has the same place in each
+    A ring of lanes' copies divides what is streamed, so that a fragment has the same slot in each
     sweep; of bulk copies some are a fragment shorter.
     """
-    too_many = plan.shared_bytes - plan.shared_limit
-    lacking = -(-too_many // (plan.sweep_warps * FRAGMENT_BYTES))
-    most = plan.shared_fragments
-    if plan.copied_together > 1:
-        places = max(LEAST_BULK_PLACES, BULK_RING_FRAGMENTS // plan.copied_together)
-        least = lacking + places * plan.copied_together
-        rings = [(streamed, places) for streamed in range(least, most + 1)]
+    placement = plan.placement
+    too_many = plan.shared_bytes - plan.gpu.shared_bytes_per_block
+    lacking = -(-too_many // (plan.shard.sweep_warps * FRAGMENT_BYTES))
+    most = placement.shared_fragments
+    if placement.copied_together > 1:
+        slots = max(LEAST_BULK_SLOTS, BULK_RING_FRAGMENTS // placement.copied_together)
+        least = lacking + slots * placement.copied_together
+        rings = [(streamed, slots) for streamed in range(least, most + 1)]
     else:
         rings = [
             (missing + length, length)
@@ -120,31 +152,33 @@ def _stream_fragments(plan: ResidencyPlan) -> ResidencyPlan:
             for length in reversed(RING_FRAGMENTS)
             if missing % length == 0 and missing + length <= most
         ]
-    for streamed, units in rings:
-        streaming = replace(
+    for streamed, slots in rings:
+        streaming = _with_fragments(
             plan,
-            shared_fragments=most - streamed,
-            streamed_fragments=streamed,
-            ring_units=units,
+            registers=placement.register_fragments,
+            shared=most - streamed,
+            streamed=streamed,
+            ring_slots=slots,
         )
-        if streaming.shared_bytes <= plan.shared_limit:
+        if streaming.fits:
             return streaming
     return plan
 
 
-def _stream_units(plan: ResidencyPlan, most_registers: int) -> ResidencyPlan:
+def _stream_halves(plan: ResidentPlan, most_registers: int) -> ResidentPlan:
     """As few half tiles streamed as there is no room for; too large a plan where none fits."""
-    fragments = plan.warp_tiles * plan.slabs
-    ring = RING_UNITS if plan.tiles_in_flight > TILES_JUDGED else RING_UNITS - 2
-    plan = replace(plan, ring_units=ring)
-    for streamed in range(ring * plan.unit_fragments, fragments + 1, plan.unit_fragments):
+    fragments, half = plan.shard.warp_fragments, plan.placement.chunk_fragments
+    ring = RING_HALVES if plan.product.tiles_in_flight > TILES_JUDGED else RING_HALVES - 2
+    plan = plan.replaced(placement=replace(plan.placement, ring_slots=ring))
+    for streamed in range(ring * half, fragments + 1, half):
         registers = min(fragments - streamed, most_registers)
-        plan = replace(
+        plan = _with_fragments(
             plan,
-            register_fragments=registers,
-            shared_fragments=fragments - streamed - registers,
-            streamed_fragments=streamed,
+            registers=registers,
+            shared=fragments - streamed - registers,
+            streamed=streamed,
+            ring_slots=ring,
         )
-        if plan.shared_bytes <= plan.shared_limit:
+        if plan.fits:
             break
     return plan

@@ -2,84 +2,126 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 from wts.hardware.tensor_memory import COLUMNS
-from wts.kernels.resident.units import FRAGMENT_BYTES
-
-if TYPE_CHECKING:
-    from wts.kernels.resident.plan import ResidencyPlan
+from wts.kernels.resident.sections import Sections
+from wts.kernels.resident.shard import FRAGMENT_BYTES
 
 __all__ = ["ledger"]
 
+_MIB = 1 << 20
 
-def ledger(plan: ResidencyPlan) -> str:
-    """The byte ledger as a table."""
-    warps = plan.num_blocks * plan.sweep_warps
-    total = plan.padded_vocab * plan.row_bytes
+
+def ledger(plan: Sections, *, name: str, shared_bytes: int) -> str:
+    """The byte ledger as a table.
+
+    Args:
+        plan: all that it is made of.
+        name: of the plan.
+        shared_bytes: shared memory of one block.
+    """
+    lines = [_asked(plan, name), _blocks(plan), *_memories(plan), *_latents(plan)]
+    lines += _held(plan, shared_bytes)
+    return "\n".join([*lines, *_sweep(plan)])
+
+
+def _asked(plan: Sections, name: str) -> str:
+    """For what, and for which GPU."""
+    request, shape = plan.request, plan.request.shape
+    chosen = "sampled" if request.sampled else "greedy"
+    return (
+        f"plan {name}: {shape.kind}, V = {shape.vocab}, r = {shape.rank}, {request.weights}, "
+        f"batch {request.batch}, {request.steps} steps, {chosen}, "
+        f"{'exact, ' if request.exact else ''}on {plan.gpu.name} ({plan.gpu.arch})"
+    )
+
+
+def _blocks(plan: Sections) -> str:
+    return (
+        f"  {plan.shard.num_blocks} blocks of {plan.roles.threads} threads, {plan.shard.rows} rows "
+        f"each ({plan.gpu.max_blocks} can be co-resident)"
+    )
+
+
+def _memories(plan: Sections) -> list[str]:
+    """A row for each memory that has weights, and what is read of it again."""
+    shard, product, placement = plan.shard, plan.product, plan.placement
+    warps = shard.num_blocks * shard.sweep_warps
+    in_shared_memory = placement.shared_fragments + product.matrix_tiles * shard.slabs
     rows = [
-        ("registers", plan.register_fragments),
-        ("shared memory", plan.shared_fragments),
-        ("streamed from L2", plan.streamed_fragments),
+        ("registers", placement.register_fragments),
+        ("shared memory", in_shared_memory),
+        ("tensor memory", product.tensor_tiles * shard.slabs),
+        ("streamed from L2", placement.streamed_fragments),
     ]
-    if plan.async_tiles:
-        rows[1] = ("shared memory", plan.shared_fragments + plan.matrix_tiles * plan.slabs)
-        rows.insert(2, ("tensor memory", plan.tensor_tiles * plan.slabs))
-    lines = [
-        f"plan {plan.hash}: {plan.kind}, V = {plan.vocab}, r = {plan.rank}, "
-        f"{plan.weights}, batch {plan.batch}, "
-        f"{plan.steps} steps, {'sampled' if plan.sampled else 'greedy'}, "
-        f"{'exact, ' if plan.exact else ''}"
-        f"on {plan.gpu} ({plan.arch})",
-        f"  {plan.num_blocks} blocks of {plan.threads} threads, {plan.rows} rows each "
-        f"({plan.max_blocks} can be co-resident)",
-        f"  {'where':<18}{'tiles/warp':>11}{'tiles':>8}{'MiB':>8}{'share':>8}",
-    ]
-    for name, count in rows:
+    if not product.tcgen05_tiles:
+        del rows[2]
+    lines = [f"  {'where':<18}{'tiles/warp':>11}{'tiles':>8}{'MiB':>8}{'share':>8}"]
+    for memory, count in rows:
         lines.append(
-            f"  {name:<18}{count / plan.slabs:>11.2f}{count * warps / plan.slabs:>8.0f}"
-            f"{count * warps * FRAGMENT_BYTES / 2**20:>8.1f}"
-            f"{count / (plan.warp_tiles * plan.slabs):>8.1%}"
+            f"  {memory:<18}{count / shard.slabs:>11.2f}{count * warps / shard.slabs:>8.0f}"
+            f"{count * warps * FRAGMENT_BYTES / _MIB:>8.1f}{count / shard.warp_fragments:>8.1%}"
         )
-    if plan.streamed_fragments:
-        verdict = ": step-wise execution is faster" if plan.loses else ""
-        lines.append(f"  reads {plan.readings:.2f} times the projection from L2 a step{verdict}")
-    table = plan.table_rows * plan.table_row_bytes
-    name = "latent table" if plan.kind == "markov" else "input rows"
-    workspace = plan.workspace_words * plan.word_bytes + 8 * plan.state_words + 8 * plan.exact_words
-    if plan.state:
-        own, every = plan.unit_rows * plan.block_units, plan.unit_rows * plan.state
+    if placement.streamed_fragments:
+        reads = placement.reads_of_w_per_step
+        verdict = ": step-wise execution is faster" if placement.slower_than_stepwise else ""
+        lines.append(f"  reads {reads:.2f} times the projection from L2 a step{verdict}")
+    return lines
+
+
+def _latents(plan: Sections) -> list[str]:
+    """Matrices that latents are made with, beside the projection."""
+    shape, recurrence, lines = plan.request.shape, plan.recurrence, []
+    if shape.state:
+        own, every = recurrence.sums * recurrence.block_neurons, recurrence.sums * shape.state
         lines.append(
-            f"  state: {plan.state} numbers a request, {own} of {every} rows of its matrix in each "
-            f"block ({2 * own * plan.state} bytes)"
+            f"  state: {shape.state} numbers a request, {own} of {every} rows of its matrix in "
+            f"each block ({2 * own * shape.state} bytes)"
         )
-    if plan.projector_rows:
+    if recurrence.projector_rows:
         lines.append(
-            f"  projector: {plan.block_projections} of {plan.projector_rows} rows in each block "
-            f"({2 * plan.block_projections * plan.state} bytes)"
+            f"  projector: {recurrence.block_projections} of {recurrence.projector_rows} rows in "
+            f"each block ({2 * recurrence.block_projections * shape.state} bytes)"
         )
-    if plan.hidden:
+    if shape.hidden:
         where = "by one matrix product before the walk"
-        if plan.hidden_inside:
+        if recurrence.hidden_inside:
             where = (
-                f"by the kernel, {plan.hidden_rows} of {plan.part} rows in each block "
-                f"({2 * plan.hidden_rows * plan.hidden} bytes)"
+                f"by the kernel, {recurrence.hidden_rows} of {recurrence.hidden_term} rows in each "
+                f"block ({2 * recurrence.hidden_rows * shape.hidden} bytes)"
             )
-        lines.append(f"  hidden states of {plan.hidden} numbers are multiplied {where}")
-    lines += [
-        f"  resident {plan.resident_share:.1%} of {total / 2**20:.1f} MiB",
-        f"  shared memory {plan.shared_bytes} of {plan.shared_limit} bytes per block; base logits "
-        f"staged {plan.base_slots - 1} rounds ahead",
-        f"  in memory: projection {total / 2**20:.1f} MiB, {name} {table / 2**20:.1f} MiB, "
+        lines.append(f"  hidden states of {shape.hidden} numbers are multiplied {where}")
+    return lines
+
+
+def _held(plan: Sections, shared_bytes: int) -> list[str]:
+    """Bytes of shared memory, and of the GPU's."""
+    request, exchange = plan.request, plan.exchange
+    total = plan.shard.padded_vocab * request.row_bytes
+    table = request.table_rows * request.table_row_bytes
+    fetched = "latent table" if request.kind.latents_are_rows else "input rows"
+    workspace = exchange.workspace_words * exchange.word_bytes
+    workspace += 8 * plan.recurrence.state_words + 8 * plan.selection.workspace_words
+    return [
+        f"  resident {plan.placement.resident_share:.1%} of {total / _MIB:.1f} MiB",
+        f"  shared memory {shared_bytes} of {plan.gpu.shared_bytes_per_block} bytes per block; "
+        f"base logits staged {plan.rounds.base_buffers - 1} rounds ahead",
+        f"  in memory: projection {total / _MIB:.1f} MiB, {fetched} {table / _MIB:.1f} MiB, "
         f"workspace {workspace} bytes",
-        f"  sweep by {plan.instruction}: {plan.groups} group(s) of {plan.columns} request(s), "
-        f"{plan.tiles_per_accumulator} tile(s) share an accumulator, {plan.phases} phase(s), "
-        f"{plan.word_bytes}-byte words",
     ]
-    if plan.async_tiles:
+
+
+def _sweep(plan: Sections) -> list[str]:
+    """How rows are multiplied."""
+    product = plan.product
+    lines = [
+        f"  sweep by {product.instruction}: {product.groups} group(s) of {product.columns} "
+        f"request(s), {product.tiles_per_accumulator} tile(s) share an accumulator, "
+        f"{product.sweep_passes} phase(s), {plan.exchange.word_bytes}-byte words"
+    ]
+    if product.tcgen05_tiles:
         lines.append(
-            f"  tcgen05 multiplies {plan.async_tiles} of {plan.warp_tiles} tiles of every warp, "
-            f"{plan.tensor_tiles} of them in tensor memory: {plan.tensor_columns} of {COLUMNS} "
-            "columns with their sums"
+            f"  tcgen05 multiplies {product.tcgen05_tiles} of {plan.shard.warp_tiles} tiles of "
+            f"every warp, {product.tensor_tiles} of them in tensor memory: "
+            f"{plan.placement.tmem_columns} of {COLUMNS} columns with their sums"
         )
-    return "\n".join(lines)
+    return lines

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from wts.kernels.resident.plan import ResidencyPlan
-from wts.kernels.resident.units import FRAGMENT_BYTES, PAIR_ROWS, TILE_ROWS, WARPGROUP
+from wts.kernels.resident.plan import ResidentPlan
+from wts.kernels.resident.product import WARPGROUP
+from wts.kernels.resident.shard import FRAGMENT_BYTES, PAIR_ROWS, TILE_ROWS
 from wts.numerics.limits import SLAB_BYTES
 
 __all__ = ["load_rows", "store_rows", "unpack_rows"]
@@ -31,13 +32,13 @@ def unpack_rows(tiles: torch.Tensor) -> torch.Tensor:
     return parts.permute(0, 3, 1, 6, 2, 4, 5, 7).reshape(count * TILE_ROWS, rank)
 
 
-def _warp_tiles(plan: ResidencyPlan, tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _warp_tiles(plan: ResidentPlan, tiles: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """Which warp of all owns a tile of the vocabulary, and as which of its own.
 
     Warps own whole pairs of tiles, in order; where each has one tile more, those tiles are pairs
     behind all others of the shard, the halves of a pair owned by neighbouring warps.
     """
-    warps, own = plan.sweep_warps, plan.warp_tiles
+    warps, own = plan.shard.sweep_warps, plan.shard.warp_tiles
     block, within = tiles // (warps * own), tiles % (warps * own)
     whole = own & ~1
     spare = within - warps * whole
@@ -46,26 +47,26 @@ def _warp_tiles(plan: ResidencyPlan, tiles: torch.Tensor) -> tuple[torch.Tensor,
     return block * warps + warp, tile
 
 
-def _stored(tiles: torch.Tensor, plan: ResidencyPlan) -> torch.Tensor:
+def _stored(tiles: torch.Tensor, plan: ResidentPlan) -> torch.Tensor:
     """A plan's packed tiles by owner: [warp of all, fragment, byte].
 
     A warpgroup's four warps have their tiles together, by core matrix: the view is then [warpgroup,
     warp, tile, slab, k half, row half, byte].
     """
-    if not plan.warpgroups:
-        return tiles.view(-1, plan.warp_tiles * plan.slabs, FRAGMENT_BYTES)
-    warpgroups = plan.num_blocks * plan.sweep_warps // WARPGROUP
-    parts = tiles.view(warpgroups, plan.warp_tiles, plan.slabs, 2, WARPGROUP, 2, 128)
+    if not plan.product.warpgroups:
+        return tiles.view(-1, plan.shard.warp_fragments, FRAGMENT_BYTES)
+    warpgroups = plan.shard.num_blocks * plan.shard.sweep_warps // WARPGROUP
+    parts = tiles.view(warpgroups, plan.shard.warp_tiles, plan.shard.slabs, 2, WARPGROUP, 2, 128)
     return parts.permute(0, 4, 1, 2, 3, 5, 6)
 
 
-def _fragments(plan: ResidencyPlan, tile: torch.Tensor) -> torch.Tensor:
+def _fragments(plan: ResidentPlan, tile: torch.Tensor) -> torch.Tensor:
     """Where the fragments of a warp's tiles are stored among its own: [n, slabs]."""
-    order = torch.tensor(plan.stored_order(), device=tile.device)
-    return order.view(plan.warp_tiles, plan.slabs)[tile]
+    order = torch.tensor(plan.placement.stored_order(), device=tile.device)
+    return order.view(plan.shard.warp_tiles, plan.shard.slabs)[tile]
 
 
-def store_rows(levels: torch.Tensor, plan: ResidencyPlan, tiles: torch.Tensor, first: int) -> None:
+def store_rows(levels: torch.Tensor, plan: ResidentPlan, tiles: torch.Tensor, first: int) -> None:
     """Put rows into a plan's tiles.
 
     Args:
@@ -77,27 +78,29 @@ def store_rows(levels: torch.Tensor, plan: ResidencyPlan, tiles: torch.Tensor, f
     count = len(levels) // TILE_ROWS
     number = torch.arange(count, device=tiles.device) + first // TILE_ROWS
     warp, tile = _warp_tiles(plan, number)
-    if not plan.warpgroups:
-        packed = pack_rows(levels).view(count, plan.slabs, FRAGMENT_BYTES)
+    if not plan.product.warpgroups:
+        packed = pack_rows(levels).view(count, plan.shard.slabs, FRAGMENT_BYTES)
         _stored(tiles, plan)[warp[:, None], _fragments(plan, tile)] = packed
         return
     # token = (pair, g, half, j), element = (slab, k half, byte)
-    parts = levels.view(torch.uint8).view(count // 2, 8, 2, 2, plan.slabs, 2, 16)
-    packed = parts.permute(0, 2, 4, 5, 3, 1, 6).reshape(count, plan.slabs, 2, 2, 128)
+    parts = levels.view(torch.uint8).view(count // 2, 8, 2, 2, plan.shard.slabs, 2, 16)
+    packed = parts.permute(0, 2, 4, 5, 3, 1, 6).reshape(count, plan.shard.slabs, 2, 2, 128)
     stored = _stored(tiles, plan)
     stored[warp // WARPGROUP, warp % WARPGROUP, tile] = packed
 
 
-def load_rows(tiles: torch.Tensor, plan: ResidencyPlan) -> torch.Tensor:
+def load_rows(tiles: torch.Tensor, plan: ResidentPlan) -> torch.Tensor:
     """Undo `store_rows` for all rows: int8, or bf16 as the weights are, [padded_vocab, r]."""
-    number = torch.arange(plan.padded_vocab // TILE_ROWS, device=tiles.device)
+    number = torch.arange(plan.shard.padded_vocab // TILE_ROWS, device=tiles.device)
     warp, tile = _warp_tiles(plan, number)
     stored = _stored(tiles, plan)
-    if not plan.warpgroups:
+    if not plan.product.warpgroups:
         packed = stored[warp[:, None], _fragments(plan, tile)]
-        rows = unpack_rows(packed.reshape(len(number), plan.tile_bytes))
-        return rows if plan.quantised else rows.contiguous().view(torch.bfloat16)
+        rows = unpack_rows(packed.reshape(len(number), plan.shard.tile_bytes))
+        return rows if plan.request.quantised else rows.contiguous().view(torch.bfloat16)
     packed = stored[warp // WARPGROUP, warp % WARPGROUP, tile]
-    parts = packed.reshape(len(number) // 2, 2, plan.slabs, 2, 2, 8, 16)
-    rows = parts.permute(0, 5, 1, 4, 2, 3, 6).reshape(plan.padded_vocab, plan.rank)
+    parts = packed.reshape(len(number) // 2, 2, plan.shard.slabs, 2, 2, 8, 16)
+    rows = parts.permute(0, 5, 1, 4, 2, 3, 6).reshape(
+        plan.shard.padded_vocab, plan.request.shape.rank
+    )
     return rows.view(torch.int8)

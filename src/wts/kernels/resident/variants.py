@@ -7,14 +7,21 @@ from dataclasses import replace
 from wts.errors import PlanError, check_range
 from wts.kernels.resident.arrange import arrange
 from wts.kernels.resident.choices import Choice
-from wts.kernels.resident.fill import RING_FRAGMENTS, RING_UNITS, place_lone_tiles
-from wts.kernels.resident.plan import ResidencyPlan
-from wts.kernels.resident.units import TILES_JUDGED
+from wts.kernels.resident.fill import RING_FRAGMENTS, RING_HALVES, fill_own_tiles
+from wts.kernels.resident.plan import ResidentPlan
+from wts.kernels.resident.product import TILES_JUDGED
+from wts.selection import SIZES
 
-__all__ = ["streaming_plan", "with_async_tiles", "with_choice", "with_register_fragments"]
+__all__ = [
+    "streaming_plan",
+    "with_choice",
+    "with_register_fragments",
+    "with_selection",
+    "with_tcgen05_tiles",
+]
 
 
-def streaming_plan(plan: ResidencyPlan) -> ResidencyPlan:
+def streaming_plan(plan: ResidentPlan) -> ResidentPlan:
     """The same walk with nothing resident: every weight comes from L2 in every step.
 
     For benchmarks only: it separates what one launch saves from what residency saves.
@@ -25,26 +32,32 @@ def streaming_plan(plan: ResidencyPlan) -> ResidencyPlan:
     Raises:
         PlanError: a head that reads hidden states, or a shard that no ring divides.
     """
-    if plan.kind != "markov":
-        raise PlanError(f"plan: wanted one of a markov head, found {plan.kind}; stream no other")
-    plan = replace(plan, tensor_limit=0, tensor_tiles=0, matrix_tiles=0)
-    fragments = plan.warp_tiles * plan.slabs
-    if plan.warpgroups:
+    kind, fragments = plan.request.shape.kind, plan.shard.warp_fragments
+    if kind != "markov":
+        raise PlanError(f"plan: wanted one of a markov head, found {kind}; stream no other")
+    product = replace(plan.product, tensor_tiles=0, matrix_tiles=0)
+    copied_together = plan.placement.copied_together
+    if product.warpgroups:
         # Whole tiles are in flight at once: more of them than a ring holds would wait for ever.
-        plan = replace(plan, tiles_in_flight=TILES_JUDGED)
-        ring = min(RING_UNITS, fragments // plan.unit_fragments)
+        product = replace(product, tiles_in_flight=TILES_JUDGED)
+        ring = min(RING_HALVES, fragments // plan.placement.chunk_fragments)
     else:
-        plan = replace(plan, copied_together=1)
+        copied_together = 1
         whole = [length for length in RING_FRAGMENTS if fragments % length == 0]
         ring = max(whole, default=0)
-    streaming = replace(
-        plan,
-        register_fragments=0,
-        shared_fragments=0,
-        streamed_fragments=fragments,
-        ring_units=ring,
+    streaming = plan.replaced(
+        request=replace(plan.request, tensor_memory=False),
+        product=product,
+        placement=replace(
+            plan.placement,
+            register_fragments=0,
+            shared_fragments=0,
+            streamed_fragments=fragments,
+            ring_slots=ring,
+            copied_together=copied_together,
+        ),
     )
-    if ring == 0 or streaming.shared_bytes > streaming.shared_limit:
+    if ring == 0 or not streaming.fits:
         raise PlanError(
             f"plan {plan.hash}: wanted {fragments} fragments of a warp in whole rings that fit in "
             f"shared memory, found none; stream a head with more rows"
@@ -52,7 +65,7 @@ def streaming_plan(plan: ResidencyPlan) -> ResidencyPlan:
     return streaming
 
 
-def with_register_fragments(plan: ResidencyPlan, fragments: int) -> ResidencyPlan:
+def with_register_fragments(plan: ResidentPlan, fragments: int) -> ResidentPlan:
     """The same rows with another number of fragments in registers, the others placed behind them.
 
     For benchmarks: how a plan's placement was chosen. A compiler may spill such a plan.
@@ -60,12 +73,13 @@ def with_register_fragments(plan: ResidencyPlan, fragments: int) -> ResidencyPla
     Raises:
         PlanError: none or more than a warp has.
     """
-    check_range("fragments", fragments, 1, plan.fragments)
-    live = plan.accumulators if plan.warpgroups else plan.live_accumulators
-    return place_lone_tiles(plan, fragments, live)
+    product = plan.product
+    check_range("fragments", fragments, 1, product.fragments)
+    at_once = product.accumulators if product.warpgroups else product.accumulators_at_once
+    return fill_own_tiles(plan, fragments, at_once)
 
 
-def with_async_tiles(plan: ResidencyPlan, tensor: int, matrix: int) -> ResidencyPlan:
+def with_tcgen05_tiles(plan: ResidentPlan, tensor: int, matrix: int) -> ResidentPlan:
     """The same rows with other numbers of each warp's tiles multiplied by tcgen05.
 
     For benchmarks and tests. A compiler may spill such a plan.
@@ -79,35 +93,41 @@ def with_async_tiles(plan: ResidencyPlan, tensor: int, matrix: int) -> Residency
         PlanError: a plan without, too few tiles left to a warp itself, tiles of one accumulator
             that not all would be multiplied in the same way, or more than there is room for.
     """
-    left = plan.warp_tiles - tensor - matrix
-    if min(tensor, matrix) < 0 or left < 1 or left % plan.tiles_per_accumulator:
+    sharing, tiles, limit = (
+        plan.product.tiles_per_accumulator,
+        plan.shard.warp_tiles,
+        plan.placement.tmem_limit,
+    )
+    left = tiles - tensor - matrix
+    if min(tensor, matrix) < 0 or left < 1 or left % sharing:
         raise PlanError.mismatch(
             "tensor, matrix",
-            wanted=f"so many that a multiple of {plan.tiles_per_accumulator} of {plan.warp_tiles} "
-            "tiles is left",
+            wanted=f"so many that a multiple of {sharing} of {tiles} tiles is left",
             found=f"{tensor}, {matrix}",
             fix="give other numbers",
         )
-    found = replace(plan, tensor_tiles=tensor, matrix_tiles=matrix)
-    if found.tensor_columns > plan.tensor_limit:
+    product = replace(plan.product, tensor_tiles=tensor, matrix_tiles=matrix)
+    found = plan.replaced(product=product)
+    if found.placement.tmem_columns > limit:
         raise PlanError.mismatch(
             "tensor",
-            wanted=f"at most {plan.tensor_limit} columns of tensor memory",
-            found=f"{tensor} tiles, {found.tensor_columns} columns with their sums",
+            wanted=f"at most {limit} columns of tensor memory",
+            found=f"{tensor} tiles, {found.placement.tmem_columns} columns with their sums",
             fix="give fewer, and plan with tensor_memory=True",
         )
-    found = place_lone_tiles(found, plan.register_fragments, plan.live_accumulators)
-    if found.shared_bytes > found.shared_limit:
+    registers, at_once = plan.placement.register_fragments, plan.product.accumulators_at_once
+    found = fill_own_tiles(found, registers, at_once)
+    if not found.fits:
         raise PlanError.mismatch(
             "matrix",
-            wanted=f"at most {found.shared_limit} bytes of shared memory",
+            wanted=f"at most {found.gpu.shared_bytes_per_block} bytes of shared memory",
             found=f"{matrix} tiles, {found.shared_bytes} bytes in all",
             fix="give fewer",
         )
     return found
 
 
-def with_choice(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
+def with_choice(plan: ResidentPlan, choice: Choice) -> ResidentPlan:
     """The same walk divided as another choice says.
 
     For benchmarks: how the choices were chosen. A compiler may spill such a plan.
@@ -116,9 +136,27 @@ def with_choice(plan: ResidencyPlan, choice: Choice) -> ResidencyPlan:
         PlanError: it does not fit in shared memory.
     """
     other = arrange(plan, choice)
-    if other.shared_bytes > other.shared_limit:
+    if not other.fits:
         raise PlanError(
-            f"{choice}: wanted at most {other.shared_limit} bytes of shared memory, found "
-            f"{other.shared_bytes}; keep more fragments in registers"
+            f"{choice}: wanted at most {other.gpu.shared_bytes_per_block} bytes of shared memory, "
+            f"found {other.shared_bytes}; keep more fragments in registers"
         )
     return other
+
+
+def with_selection(plan: ResidentPlan, name: str) -> ResidentPlan:
+    """The same rows in the same places, with tokens chosen in another way.
+
+    For tests: what one selection changes. A compiler may spill such a plan.
+    """
+    return plan.replaced(
+        request=replace(plan.request, selection=name),
+        selection=SIZES[name](
+            request=plan.request,
+            shard=plan.shard,
+            product=plan.product,
+            roles=plan.roles,
+            rounds=plan.rounds,
+            recurrence=plan.recurrence,
+        ),
+    )
