@@ -430,7 +430,7 @@ class TestCache:
     ) -> None:
         compile_walk(plan_of(), cache=tmp_path)
         sources = wts.kernels.compile.read_sources()
-        sources["ptx.cuh"] += "\n// changed\n"
+        sources["ptx/base.cuh"] += "\n// changed\n"
         monkeypatch.setattr(wts.kernels.compile, "read_sources", lambda: sources)
         assert not compile_walk(plan_of(), cache=tmp_path).cached
 
@@ -473,7 +473,7 @@ class TestRefusals:
         self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         sources = wts.kernels.compile.read_sources()
-        sources["select.cuh"] += "\nint broken = this_is_not_declared;\n"
+        sources["select/key.cuh"] += "\nint broken = this_is_not_declared;\n"
         monkeypatch.setattr(wts.kernels.compile, "read_sources", lambda: sources)
         with pytest.raises(CompileError, match=r"(?s)for sm_90a.*this_is_not_declared"):
             compile_walk(plan_of(), cache=tmp_path)
@@ -482,8 +482,8 @@ class TestRefusals:
     @needs_compiler
     def test_an_architecture_that_there_is_not(self, tmp_path: Path) -> None:
         plan = plan_of()
-        gpu = replace(plan.gpu, compute_capability=(11, 0))
-        with pytest.raises(CompileError, match="sm_110a"):
+        gpu = replace(plan.gpu, compute_capability=(11, 1))
+        with pytest.raises(CompileError, match="sm_111a"):
             compile_walk(plan.replaced(gpu=gpu), cache=tmp_path)
 
     @needs_compiler
