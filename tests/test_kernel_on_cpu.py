@@ -126,7 +126,8 @@ def test_tensor_memory_and_what_streams(batch: int, shared_bytes: int) -> None:
             "32 * (warp % 4) + 16 * (warp / 4)", "16 * warp", "another warp's", id="its lanes"
         ),
         pytest.param(
-            "if (warp_index() == 0) tensor_release(shared.tensor_memory, plan::TENSOR_COLUMNS);",
+            "if (warp_index() == 0) tensor_release(block.shared.tensor_memory, "
+            "plan::TENSOR_COLUMNS);",
             "",
             "was not released",
             id="its end",

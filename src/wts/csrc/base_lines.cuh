@@ -1,40 +1,35 @@
 // Where base logits of a shard are staged in shared memory, a line for each request.
 #pragma once
-#include "args.cuh"
+#include "block.cuh"
 #include "numbers.cuh"
-#include "plan_constants.h"
-#include "ptx/base.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/number.cuh"
 #include "rounds.cuh"
-#include "shared.cuh"
 #include "tiles.cuh"
 
 namespace wts {
 
 // Staged base logits start at a 16-byte boundary at or before the shard's first one, so that whole
 // pieces can be copied. An odd element of two bytes is shifted by one once it has landed.
-__device__ __forceinline__ u32 base_misalignment(const WalkArgs& args, int request, int step) {
-  const u32 element = static_cast<u32>(request) * static_cast<u32>(args.base_request_stride) +
-                      static_cast<u32>(step) * static_cast<u32>(args.base_step_stride) +
+__device__ __forceinline__ u32 base_misalignment(const Block& block, int request, int step) {
+  const u32 element = static_cast<u32>(request) * static_cast<u32>(block.args.base_request_stride) +
+                      static_cast<u32>(step) * static_cast<u32>(block.args.base_step_stride) +
                       blockIdx.x * plan::ROWS;
-  return (static_cast<u32>(reinterpret_cast<u64>(args.base)) + element * BASE_BYTES) & 15u;
+  return (static_cast<u32>(reinterpret_cast<u64>(block.args.base)) + element * BASE_BYTES) & 15u;
 }
 
 // Where the base logits of a lane's requests are staged.
 struct Lines {
   u32 base[plan::COLUMN_BLOCKS];  // shared address of row 0's
 
-  __device__ __forceinline__ Lines(const WalkArgs& args, const Shared& shared, int lane,
-                                   int round) {
+  __device__ __forceinline__ Lines(const Block& block, int lane, int round) {
     const int group = round_group(round);
 #pragma unroll
-    for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) {
-      const int column = lane_column(lane, block);
+    for (int nth = 0; nth < plan::COLUMN_BLOCKS; ++nth) {
+      const int column = lane_column(lane, nth);
       const u32 misaligned =
-          base_misalignment(args, group * plan::COLUMNS + column, round_step(round));
-      base[block] =
-          shared_address(shared.base[round_slot(round)][column]) + (misaligned & ~3u);
+          base_misalignment(block, group * plan::COLUMNS + column, round_step(round));
+      base[nth] = shared_address(block.shared.base[round_slot(round)][column]) + (misaligned & ~3u);
     }
   }
 };

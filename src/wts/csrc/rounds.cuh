@@ -38,8 +38,12 @@ __device__ __forceinline__ u32 latent_parity(int round) {
   return (round / plan::LATENT_SLOTS) & 1;
 }
 
+// A group's requests are its columns.
+__device__ __forceinline__ int request_in(int group, int column) {
+  return group * plan::COLUMNS + column;
+}
 __device__ __forceinline__ int request_of(int round, int column) {
-  return round_group(round) * plan::COLUMNS + column;
+  return request_in(round_group(round), column);
 }
 
 }  // namespace wts

@@ -1,7 +1,6 @@
 // Which tile, fragment and row of W is where, and which of them a lane judges.
 #pragma once
-#include "args.cuh"
-#include "plan_constants.h"
+#include "block.cuh"
 
 namespace wts {
 
@@ -64,8 +63,8 @@ __device__ constexpr int away_source(int place) {  // the same, of a fragment th
 // Columns of a block of the matrix instruction are two a request; a lane holds the results of one
 // request of each block, or, where requests are fewer, of one request for one of several tiles.
 constexpr int BLOCK_REQUESTS = plan::COLUMNS < 4 ? plan::COLUMNS : 4;
-__device__ __forceinline__ int lane_column(int lane, int block) {
-  return 4 * block + (lane & 3) % BLOCK_REQUESTS;
+__device__ __forceinline__ int lane_column(int lane, int nth) {
+  return 4 * nth + (lane & 3) % BLOCK_REQUESTS;
 }
 
 // A lane's view of the shard: its rows of accumulator a are row(a) and row(a) + 1. Warps own whole
@@ -110,7 +109,7 @@ struct Judged {
   __device__ __forceinline__ int accumulator(int i) const {
     return first + i / plan::COLUMN_BLOCKS;
   }
-  __device__ __forceinline__ int block(int i) const { return i % plan::COLUMN_BLOCKS; }
+  __device__ __forceinline__ int nth(int i) const { return i % plan::COLUMN_BLOCKS; }
   __device__ __forceinline__ bool exists(int i) const {
     return accumulator(i) < (first < LONE_ACCUMULATORS ? LONE_ACCUMULATORS : ACCUMULATORS);
   }
@@ -118,10 +117,10 @@ struct Judged {
 
 // The packed tiles of the warps that multiply together: one warp, or a warpgroup.
 constexpr int OPERAND_BYTES = plan::OPERAND_WARPS * plan::FRAGMENT_BYTES;  // of one (tile, slab)
-__device__ __forceinline__ const Byte* packed_tiles(const WalkArgs& args, int unit) {
+__device__ __forceinline__ const Byte* packed_tiles(const Block& block, int unit) {
   constexpr int UNITS = plan::SWEEP_WARPS / plan::OPERAND_WARPS;
   const long long first = static_cast<long long>(blockIdx.x) * UNITS + unit;
-  return args.tiles + first * (plan::OPERAND_WARPS * plan::WARP_TILES * plan::TILE_BYTES);
+  return block.args.tiles + first * (plan::OPERAND_WARPS * plan::WARP_TILES * plan::TILE_BYTES);
 }
 
 // Weights of a warp that stay in registers for the whole walk.

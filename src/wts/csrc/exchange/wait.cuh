@@ -1,9 +1,7 @@
 // Waiting for other blocks: not for ever, and not too eagerly.
 #pragma once
 #include "args.cuh"
-#include "plan_constants.h"
-#include "ptx/base.cuh"
-#include "shared.cuh"
+#include "block.cuh"
 
 namespace wts {
 
@@ -19,17 +17,17 @@ __device__ __noinline__ void report_timeout(Status* status, int* abandoned, int 
   __syncwarp();
 }
 
-__device__ __forceinline__ bool is_abandoned(const Shared& shared) {
-  return *reinterpret_cast<const volatile int*>(&shared.abandoned) != 0;
+__device__ __forceinline__ bool is_abandoned(const Block& block) {
+  return *reinterpret_cast<const volatile int*>(&block.shared.abandoned) != 0;
 }
 
 // Whether the exchange that began 256 polls or more ago has lasted too long. One lane keeps the
 // time.
-__device__ __forceinline__ bool out_of_time(const WalkArgs& args, Shared& shared, u32 poll) {
+__device__ __forceinline__ bool out_of_time(const Block& block, u32 poll) {
   bool late = false;
   if (lane_index() == 0) {
-    volatile u64& deadline = shared.deadline[warp_index()];
-    if (poll == 256) deadline = global_timer() + 1000ull * args.timeout_us;
+    volatile u64& deadline = block.shared.deadline[warp_index()];
+    if (poll == 256) deadline = global_timer() + 1000ull * block.args.timeout_us;
     late = global_timer() > deadline;
   }
   return __any_sync(0xffffffffu, late);

@@ -3,7 +3,6 @@
 // RANK elements in runs of RUN: run i of lane l (of the team) is elements RUN (TEAM_LANES i + l)
 // and on, where there are so many.
 #pragma once
-#include "args.cuh"
 #include "numbers.cuh"
 #include "plan_constants.h"
 #include "ptx/memory.cuh"
@@ -37,10 +36,6 @@ __device__ __forceinline__ void load_run(float (&values)[RUN], const u16* at) {
   load_global_words(words, at);
 #pragma unroll
   for (int i = 0; i < RUN; ++i) values[i] = bf16_of_pair(words[i / 2], i);
-}
-
-__device__ __forceinline__ const Byte* table_row(const WalkArgs& args, int token) {
-  return args.table + static_cast<long long>(token) * plan::TABLE_ROW_BYTES;
 }
 
 }  // namespace wts

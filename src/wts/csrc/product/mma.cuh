@@ -2,21 +2,18 @@
 // eight), latents in registers, fragments in registers or in shared memory, resident there or
 // passing through a ring of the warp's own (ring_lanes.cuh, ring_bulk.cuh).
 #pragma once
-#include "args.cuh"
 #include "base_lines.cuh"
-#include "plan_constants.h"
+#include "block.cuh"
 #include "product/ring_bulk.cuh"
 #include "product/ring_lanes.cuh"
 #include "product/tcgen05.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/base.cuh"
 #include "ptx/memory.cuh"
 #include "rounds.cuh"
 #include "select/offers.cuh"
 #include "select/sampled.cuh"
 #include "select/step_logits.cuh"
 #include "select/token_race.cuh"
-#include "shared.cuh"
 #include "tiles.cuh"
 #include "trace.cuh"
 #include "weights/bf16.cuh"
@@ -34,9 +31,9 @@ struct SweepsOf<true> {
 };
 using Ring = SweepsOf<BULK && (plan::STREAMED_FRAGMENTS > 0)>::Type;
 
-__device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
+__device__ __forceinline__ void load_register_fragments(const Block& block,
                                                         ResidentWeights& weights) {
-  const Byte* mine = packed_tiles(args, warp_index()) + lane_index() * 16;
+  const Byte* mine = packed_tiles(block, warp_index()) + lane_index() * 16;
 #pragma unroll
   for (int position = 0; position < FRAGMENTS; ++position)
     if (fragment_place(position) >= 0)
@@ -58,8 +55,8 @@ constexpr int ODD_COLUMN_BYTES = plan::QUANTISED            ? 32
 struct LatentOperands {
   u32 place;
 
-  __device__ __forceinline__ LatentOperands(const Shared& shared, int lane, int round) {
-    const u32 latents = shared_address(shared.latent[latent_slot(round)]);
+  __device__ __forceinline__ LatentOperands(const Block& block, int lane, int round) {
+    const u32 latents = shared_address(block.shared.latent[latent_slot(round)]);
     const int pair = (lane >> 3) % plan::COLUMNS, odd = (lane >> 2) & 1;
     if constexpr (ASYNC_TILES > 0) {
       place = latents + (lane & 3) * 4 +
@@ -85,18 +82,18 @@ struct LatentOperands {
 // One (step, group) for one warp. What depends on the lane is computed here, in the time the blocks
 // exchange, rather than kept beside the weights.
 template <typename Precise>
-__device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
-                                         const ResidentWeights& weights, Ring& sweeps, int round,
-                                         Precise precise, const float (&limit)[plan::COLUMN_BLOCKS],
+__device__ __forceinline__ void multiply(const Block& block, const ResidentWeights& weights,
+                                         Ring& sweeps, int round, Precise precise,
+                                         const float (&limit)[plan::COLUMN_BLOCKS],
                                          Offers& offers) {
   const int lane = lane_index(), warp = warp_index();
 
   // Fragments depend on no token: the first are loaded while the blocks exchange.
   u32 queue[plan::QUEUE_DEPTH][4];
-  const u32 fragments = shared_address(shared.fragments) + lane * 16 +
+  const u32 fragments = shared_address(block.shared.fragments) + lane * 16 +
                         warp * (plan::SHARED_FRAGMENTS * plan::FRAGMENT_BYTES);
-  Ring::View ring = sweeps.sweep(args, shared, warp, lane);
-  const int zero = args.num_requests >> 30;  // what the compiler cannot know
+  Ring::View ring = sweeps.sweep(block, warp, lane);
+  const int zero = block.args.num_requests >> 30;  // what the compiler cannot know
   // `after` is a sum of the product that used the place before: the address waits for it in name
   // only, but keeps the compiler from issuing many loads at once and spilling.
   const auto load_fragment = [&](int number, int after) {
@@ -110,15 +107,15 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
   };
 #pragma unroll
   for (int i = 0; i < plan::QUEUE_DEPTH && i < AWAY_FRAGMENTS; ++i) load_fragment(i, 0);
-  const Sampling sampling(args, shared, lane, round);
+  const Sampling sampling(block, lane, round);
   if constexpr (plan::NOISE_AHEAD)
-    if (sampling.any) park_noise(args, shared, sampling, warp, lane, round);
+    if (sampling.any) park_noise(block, sampling, warp, lane, round);
 
   const int operand_pair = lane >> 3;
-  const LatentOperands latent(shared, lane, round);
-  barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
-  mark(args, round, LATENT_SEEN);
-  if (!precise) begin_products(shared, round);
+  const LatentOperands latent(block, lane, round);
+  barrier_wait(&block.shared.latents_ready[latent_slot(round)], latent_parity(round));
+  mark(block, round, LATENT_SEEN);
+  if (!precise) begin_products(block, round);
 
   // Before any product, all at once unless registers are wanted for weights: left to the compiler,
   // each slab would wait for its own load.
@@ -159,14 +156,15 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
 
     // Needed once; asking again keeps the compiler from mixing the phases' code, which spills.
     if (phase == 0 || plan::PHASES_APART)
-      barrier_wait(&shared.base_landed[round_slot(round)], round_slot_parity(round));
-    if (phase == plan::PHASES - 1) mark(args, round, SWEPT);
-    const Lines lines(args, shared, lane, round);
+      barrier_wait(&block.shared.base_landed[round_slot(round)], round_slot_parity(round));
+    if (phase == plan::PHASES - 1) mark(block, round, SWEPT);
+    const Lines lines(block, lane, round);
     const auto sum_of = [&](int i, int) -> const Sum(&)[4] { return sums[i]; };
-    offer_sums<LIVE>(args, shared, lines, sampling, warp, lane, round, phase * LIVE, [] {},
-                        sum_of, precise, limit, offers);
+    offer_sums<LIVE>(
+        block, lines, sampling, warp, lane, round, phase * LIVE, [] {}, sum_of, precise, limit,
+        offers);
   }
-  offer_products(args, shared, sampling, warp, lane, round, precise, limit, offers);
+  offer_products(block, sampling, warp, lane, round, precise, limit, offers);
 }
 
 }  // namespace wts

@@ -1,12 +1,9 @@
 // The ring of a warp that multiplies alone (ring_lanes.cuh), filled by bulk copies.
 #pragma once
-#include "args.cuh"
-#include "plan_constants.h"
+#include "block.cuh"
 #include "product/ring_lanes.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/base.cuh"
 #include "ptx/memory.cuh"
-#include "shared.cuh"
 #include "tiles.cuh"
 
 namespace wts {
@@ -28,21 +25,20 @@ __device__ constexpr int unit_of(int index) {
 }
 
 struct BulkRing {
-  Shared& shared;
+  Block block;
   int warp, lane;
   u32 place;         // shared address of the lane's bytes of the first fragment
   const Byte* next;  // the unit to be asked for
   int zero;          // hidden from the compiler, as in ring_lanes.cuh
   u32 phase;         // of the barriers at the first use of a place in this sweep
 
-  __device__ __forceinline__ BulkRing(const WalkArgs& args, Shared& shared, int warp, int lane,
-                                      int first, u32 phase)
-      : shared(shared),
+  __device__ __forceinline__ BulkRing(const Block& block, int warp, int lane, int first, u32 phase)
+      : block(block),
         warp(warp),
         lane(lane),
-        place(shared_address(shared.ring[warp * RING]) + lane * 16),
-        next(packed_tiles(args, warp) + unit_first(first) * plan::FRAGMENT_BYTES),
-        zero(args.num_requests >> 30),
+        place(shared_address(block.shared.ring[warp * RING]) + lane * 16),
+        next(packed_tiles(block, warp) + unit_first(first) * plan::FRAGMENT_BYTES),
+        zero(block.args.num_requests >> 30),
         phase(phase) {}
 
   // Asks for a unit of this sweep, or of the one that follows.
@@ -50,9 +46,9 @@ struct BulkRing {
     const int unit = number % STREAMED_UNITS, after = (unit + 1) % STREAMED_UNITS;
     const int bytes = (unit_first(unit + 1) - unit_first(unit)) * plan::FRAGMENT_BYTES;
     if (lane == 0) {
-      Barrier* landed = &shared.ring_landed[warp][unit % RING];
+      Barrier* landed = &block.shared.ring_landed[warp][unit % RING];
       barrier_arrive_expect(landed, bytes);
-      bulk_copy(shared.ring[warp * RING + unit % RING], next, bytes, landed);
+      bulk_copy(block.shared.ring[warp * RING + unit % RING], next, bytes, landed);
     }
     next += (unit_first(after) - unit_first(unit)) * plan::FRAGMENT_BYTES + zero;
   }
@@ -60,7 +56,7 @@ struct BulkRing {
   __device__ __forceinline__ void load(u32 (&held)[4], int index, int after) const {
     const int unit = unit_of(index), within = index - unit_first(unit);
     if (within == 0)
-      barrier_wait(&shared.ring_landed[warp][unit % RING], (phase + unit / RING) & 1u);
+      barrier_wait(&block.shared.ring_landed[warp][unit % RING], (phase + unit / RING) & 1u);
     load_shared_16(held, place + (unit % RING * UNIT + within) * plan::FRAGMENT_BYTES + after);
   }
 
@@ -78,20 +74,19 @@ struct BulkSweeps {
   static constexpr u32 USES = STREAMED_UNITS / RING;  // of a place, in a sweep
   u32 done = 0;
 
-  __device__ __forceinline__ void begin(const WalkArgs& args, Shared& shared) {
-    BulkRing ring(args, shared, warp_index(), lane_index(), 0, 0);
+  __device__ __forceinline__ void begin(const Block& block) {
+    BulkRing ring(block, warp_index(), lane_index(), 0, 0);
 #pragma unroll
     for (int unit = 0; unit < RING; ++unit) ring.ask(unit);
   }
-  __device__ __forceinline__ BulkRing sweep(const WalkArgs& args, Shared& shared, int warp,
-                                            int lane) {
-    return {args, shared, warp, lane, RING % STREAMED_UNITS, USES * done++};
+  __device__ __forceinline__ BulkRing sweep(const Block& block, int warp, int lane) {
+    return {block, warp, lane, RING % STREAMED_UNITS, USES * done++};
   }
   // What was asked for a sweep that does not come must land before the block ends.
-  __device__ __forceinline__ void end(Shared& shared) {
+  __device__ __forceinline__ void end(const Block& block) {
 #pragma unroll 1
     for (int place = 0; place < RING; ++place)
-      barrier_wait(&shared.ring_landed[warp_index()][place], USES * done & 1u);
+      barrier_wait(&block.shared.ring_landed[warp_index()][place], USES * done & 1u);
   }
 };
 

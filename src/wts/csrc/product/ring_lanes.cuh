@@ -3,11 +3,8 @@
 // so copies are under way through the whole sweep and while blocks exchange. Here by copies of each
 // lane; ring_bulk.cuh has others.
 #pragma once
-#include "args.cuh"
-#include "plan_constants.h"
-#include "ptx/base.cuh"
+#include "block.cuh"
 #include "ptx/memory.cuh"
-#include "shared.cuh"
 #include "tiles.cuh"
 
 namespace wts {
@@ -27,11 +24,10 @@ struct LaneRing {
   // them before the sweep, and spill them.
   int distance;
 
-  __device__ __forceinline__ LaneRing(const WalkArgs& args, const Shared& shared, int warp,
-                                      int lane, int first)
-      : place(shared_address(shared.ring[warp * RING]) + lane * 16),
-        next(packed_tiles(args, warp) + lane * 16 + first * plan::FRAGMENT_BYTES),
-        distance(plan::FRAGMENT_BYTES + (args.num_requests >> 30)) {}
+  __device__ __forceinline__ LaneRing(const Block& block, int warp, int lane, int first)
+      : place(shared_address(block.shared.ring[warp * RING]) + lane * 16),
+        next(packed_tiles(block, warp) + lane * 16 + first * plan::FRAGMENT_BYTES),
+        distance(plan::FRAGMENT_BYTES + (block.args.num_requests >> 30)) {}
 
   __device__ __forceinline__ u32 at(int index) const {
     return place + index % RING * plan::FRAGMENT_BYTES;
@@ -61,16 +57,15 @@ struct LaneRing {
 struct LaneSweeps {
   using View = LaneRing;
 
-  __device__ __forceinline__ void begin(const WalkArgs& args, Shared& shared) {
-    LaneRing ring(args, shared, warp_index(), lane_index(), 0);
+  __device__ __forceinline__ void begin(const Block& block) {
+    LaneRing ring(block, warp_index(), lane_index(), 0);
 #pragma unroll
     for (int index = 0; index < RING; ++index) ring.ask(index);
   }
-  __device__ __forceinline__ LaneRing sweep(const WalkArgs& args, Shared& shared, int warp,
-                                            int lane) {
-    return {args, shared, warp, lane, RING};
+  __device__ __forceinline__ LaneRing sweep(const Block& block, int warp, int lane) {
+    return {block, warp, lane, RING};
   }
-  __device__ __forceinline__ void end(Shared&) { wait_copies<0>(); }
+  __device__ __forceinline__ void end(const Block&) { wait_copies<0>(); }
 };
 
 }  // namespace wts

@@ -2,12 +2,9 @@
 // memory. A half tile's copy begins when the last of the four warps has read what was in its place,
 // so copies are under way through the whole sweep and while blocks exchange.
 #pragma once
-#include "args.cuh"
-#include "plan_constants.h"
+#include "block.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/base.cuh"
 #include "ptx/memory.cuh"
-#include "shared.cuh"
 #include "tiles.cuh"
 
 namespace wts {
@@ -33,12 +30,12 @@ struct Ring {
     return turn + 1 == 2 * RING ? 0 : turn + 1;
   }
 
-  __device__ __forceinline__ static void copy(const WalkArgs& args, Shared& shared, int warpgroup,
-                                              int place, int unit) {
-    u64* landed = &shared.ring_landed[warpgroup][place];
+  __device__ __forceinline__ static void copy(const Block& block, int warpgroup, int place,
+                                              int unit) {
+    u64* landed = &block.shared.ring_landed[warpgroup][place];
     barrier_arrive_expect(landed, UNIT_BYTES);
-    bulk_copy(shared.ring[warpgroup * RING + place],
-              packed_tiles(args, warpgroup) + away_source(unit * UNIT_FRAGMENTS), UNIT_BYTES,
+    bulk_copy(block.shared.ring[warpgroup * RING + place],
+              packed_tiles(block, warpgroup) + away_source(unit * UNIT_FRAGMENTS), UNIT_BYTES,
               landed);
   }
 
@@ -47,38 +44,37 @@ struct Ring {
   }
 
   // Asks for the first units.
-  __device__ __forceinline__ void begin(const WalkArgs& args, Shared& shared) {
+  __device__ __forceinline__ void begin(const Block& block) {
 #pragma unroll
     for (int unit = 0; unit < RING; ++unit)
-      if (asks()) copy(args, shared, warp_index() / plan::OPERAND_WARPS, unit, unit);
+      if (asks()) copy(block, warp_index() / plan::OPERAND_WARPS, unit, unit);
   }
 
   // Waits until the next unit has landed, and says in which place.
-  __device__ __forceinline__ int take(Shared& shared, int warpgroup) {
+  __device__ __forceinline__ int take(const Block& block, int warpgroup) {
     const int place = place_of(next);
-    barrier_wait(&shared.ring_landed[warpgroup][place], next >= RING ? 1u : 0u);
+    barrier_wait(&block.shared.ring_landed[warpgroup][place], next >= RING ? 1u : 0u);
     next = after(next);
     return place;
   }
 
   // The warp has read the oldest use, a sweep's `unit`. The last one of the four has its place
   // filled anew.
-  __device__ __forceinline__ void release(const WalkArgs& args, Shared& shared, int warpgroup,
-                                          int lane, int unit) {
+  __device__ __forceinline__ void release(const Block& block, int warpgroup, int lane, int unit) {
     const int place = place_of(oldest);
     if (lane == 0) {
-      const u32 before = count_shared(&shared.ring_readers[warpgroup][place]);
+      const u32 before = count_shared(&block.shared.ring_readers[warpgroup][place]);
       if (before % plan::OPERAND_WARPS == plan::OPERAND_WARPS - 1)
-        copy(args, shared, warpgroup, place, (unit + RING) % STREAMED_UNITS);
+        copy(block, warpgroup, place, (unit + RING) % STREAMED_UNITS);
     }
     oldest = after(oldest);
   }
 
   // What was asked for a sweep that does not come must land before the block ends.
-  __device__ __forceinline__ void end(Shared& shared) {
+  __device__ __forceinline__ void end(const Block& block) {
 #pragma unroll 1
     for (int unit = 0; unit < RING; ++unit)
-      if (asks()) take(shared, warp_index() / plan::OPERAND_WARPS);
+      if (asks()) take(block, warp_index() / plan::OPERAND_WARPS);
   }
 };
 

@@ -1,20 +1,16 @@
 // The product of what tcgen05 multiplies for all sweeping warps at once: a tile of 128 rows, 16 of
 // each warp, from tensor memory or from shared memory, while the warps multiply tiles of their own
-// (mma.cuh). Its sums come back laid out as mma.sync's. Compiled and checked, never run on
-// a GPU.
+// (mma.cuh). Its sums come back laid out as mma.sync's. Compiled and checked, never run on a GPU.
 #pragma once
-#include "args.cuh"
 #include "base_lines.cuh"
-#include "plan_constants.h"
+#include "block.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/base.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/tcgen05.cuh"
 #include "rounds.cuh"
 #include "select/offers.cuh"
 #include "select/sampled.cuh"
 #include "select/step_logits.cuh"
-#include "shared.cuh"
 #include "tiles.cuh"
 #include "weights/bf16.cuh"
 #include "weights/int8.cuh"
@@ -37,26 +33,27 @@ __device__ __forceinline__ u32 sums_place(u32 memory, int accumulator) {
   return memory + plan::SUM_COLUMN + accumulator * plan::SUM_COLUMNS;
 }
 
-__device__ __forceinline__ const Byte* matrix_tile(const Shared& shared, int tile) {
-  return shared.fragments[plan::SWEEP_WARPS * plan::SHARED_FRAGMENTS] + tile * TILE_MATRIX_BYTES;
+__device__ __forceinline__ const Byte* matrix_tile(const Block& block, int tile) {
+  return block.shared.fragments[plan::SWEEP_WARPS * plan::SHARED_FRAGMENTS] +
+         tile * TILE_MATRIX_BYTES;
 }
 
 // Before the block's threads meet: one warp takes all of tensor memory, all clear the latents'
 // place, of which most rows stay zero.
-__device__ __forceinline__ void begin_tensor_memory(Shared& shared) {
-  if (warp_index() == 0) tensor_allocate(&shared.tensor_memory, plan::TENSOR_COLUMNS);
+__device__ __forceinline__ void begin_tensor_memory(const Block& block) {
+  if (warp_index() == 0) tensor_allocate(&block.shared.tensor_memory, plan::TENSOR_COLUMNS);
   constexpr int WORDS = plan::LATENT_SLOTS * plan::LATENT_SLOT_BYTES / 4;
   for (int word = threadIdx.x; word < WORDS; word += plan::THREADS)
-    store_shared_4(shared_address(shared.latent) + 4 * word, 0);
+    store_shared_4(shared_address(block.shared.latent) + 4 * word, 0);
   fence_async_proxy();
 }
 
 // Each warp brings its rows of every tile, fragment by fragment, as they are packed.
-__device__ __forceinline__ void fill_tensor_tiles(const WalkArgs& args, Shared& shared) {
+__device__ __forceinline__ void fill_tensor_tiles(const Block& block) {
   const int warp = warp_index(), lane = lane_index();
-  const Byte* mine = packed_tiles(args, warp) + lane * 16;
+  const Byte* mine = packed_tiles(block, warp) + lane * 16;
   tensor_fence_after();
-  const u32 memory = shared.tensor_memory + (warp_lane(warp) << 16);
+  const u32 memory = block.shared.tensor_memory + (warp_lane(warp) << 16);
   constexpr int AT_ONCE = SLABS < 8 ? SLABS : 8;
 #pragma unroll 1
   for (int first = 0; first < ASYNC_TILES * SLABS; first += AT_ONCE) {
@@ -71,9 +68,9 @@ __device__ __forceinline__ void fill_tensor_tiles(const WalkArgs& args, Shared& 
     } else {
       // Core matrices [16 bytes of k][8 rows], tile after tile; a lane's four words are in four of
       // them.
-      const u32 matrices = shared_address(matrix_tile(shared, 0)) + lane * 4 +
-                           ((first - plan::TENSOR_TILES * SLABS) * 2 * OPERAND_CORES +
-                            warp_lane(warp) / 8) * 128;
+      const u32 matrices =
+          shared_address(matrix_tile(block, 0)) + lane * 4 +
+          ((first - plan::TENSOR_TILES * SLABS) * 2 * OPERAND_CORES + warp_lane(warp) / 8) * 128;
 #pragma unroll
       for (int i = 0; i < 4 * AT_ONCE; ++i)
         store_shared_4(matrices + ((i >> 1) * OPERAND_CORES + (i & 1)) * 128,
@@ -88,27 +85,28 @@ __device__ __forceinline__ void fill_tensor_tiles(const WalkArgs& args, Shared& 
 }
 
 // All warps have read what they need: the block may end.
-__device__ __forceinline__ void end_tensor_memory(Shared& shared) {
+__device__ __forceinline__ void end_tensor_memory(const Block& block) {
   tensor_fence_before();
   named_barrier(SWEEPERS_BARRIER, plan::SWEEP_WARPS * 32);
   tensor_fence_after();
-  if (warp_index() == 0) tensor_release(shared.tensor_memory, plan::TENSOR_COLUMNS);
+  if (warp_index() == 0) tensor_release(block.shared.tensor_memory, plan::TENSOR_COLUMNS);
 }
 
 // Asks for the products of a round, whose latents are there; each accumulator's by one warp, one
 // after the other. All sums of the round before have been read: their warps have offered what they
 // found.
-__device__ __forceinline__ void begin_products(Shared& shared, int round) {
+__device__ __forceinline__ void begin_products(const Block& block, int round) {
   // The same in all lanes, so that descriptors are made in uniform registers.
   const int warp = __shfl_sync(0xffffffffu, warp_index(), 0);
   if (warp >= plan::ASYNC_ACCUMULATORS) return;
   if (round > 0)
-    barrier_wait(&shared.candidates_ready[round_slot(round - 1)], round_slot_parity(round - 1));
+    barrier_wait(&block.shared.candidates_ready[round_slot(round - 1)],
+                 round_slot_parity(round - 1));
   tensor_fence_after();
-  const u32 memory = shared.tensor_memory;
-  const u64 latents = plan::LATENT_DESCRIPTOR |
-                      (shared_address(shared.latent[latent_slot(round)]) >> 4);
-  const u64 matrices = plan::MATRIX_DESCRIPTOR | (shared_address(matrix_tile(shared, 0)) >> 4);
+  const u32 memory = block.shared.tensor_memory;
+  const u64 latents =
+      plan::LATENT_DESCRIPTOR | (shared_address(block.shared.latent[latent_slot(round)]) >> 4);
+  const u64 matrices = plan::MATRIX_DESCRIPTOR | (shared_address(matrix_tile(block, 0)) >> 4);
   if (!elected()) return;
 #pragma unroll
   for (int accumulator = 0; accumulator < plan::ASYNC_ACCUMULATORS; ++accumulator) {
@@ -132,46 +130,45 @@ __device__ __forceinline__ void begin_products(Shared& shared, int round) {
         }
       }
     }
-    tensor_commit(&shared.sums_made[accumulator]);
+    tensor_commit(&block.shared.sums_made[accumulator]);
   }
 }
 
 // Judges the sums of a round's products as they come.
-__device__ __forceinline__ void offer_products(const WalkArgs& args, Shared& shared,
-                                               const Sampling& sampling, int warp, int lane,
-                                               int round, bool precise,
+__device__ __forceinline__ void offer_products(const Block& block, const Sampling& sampling,
+                                               int warp, int lane, int round, bool precise,
                                                const float (&limit)[plan::COLUMN_BLOCKS],
                                                Offers& offers) {
   constexpr int AT_ONCE =
       plan::ASYNC_ACCUMULATORS < plan::SUMS_JUDGED ? plan::ASYNC_ACCUMULATORS : plan::SUMS_JUDGED;
-  const u32 memory = shared.tensor_memory + (warp_lane(warp) << 16);
-  const Lines lines(args, shared, lane, round);
+  const u32 memory = block.shared.tensor_memory + (warp_lane(warp) << 16);
+  const Lines lines(block, lane, round);
 #pragma unroll
   for (int first = 0; first < plan::ASYNC_ACCUMULATORS; first += AT_ONCE) {
     Sum sums[AT_ONCE][4];
 #pragma unroll
     for (int i = 0; i < AT_ONCE; ++i) {
       if (first + i >= plan::ASYNC_ACCUMULATORS) continue;
-      barrier_wait(&shared.sums_made[first + i], round & 1);
+      barrier_wait(&block.shared.sums_made[first + i], round & 1);
       tensor_fence_after();
       tensor_load(sums[i], sums_place(memory, first + i));
     }
     tensor_wait_loads(sums);
     const auto sum_of = [&](int i, int) -> const Sum(&)[4] { return sums[i]; };
-    offer_sums<AT_ONCE>(args, shared, lines, sampling, warp, lane, round,
-                        LONE_ACCUMULATORS + first, [] {}, sum_of, precise, limit, offers);
+    offer_sums<AT_ONCE>(
+        block, lines, sampling, warp, lane, round, LONE_ACCUMULATORS + first, [] {}, sum_of,
+        precise, limit, offers);
   }
   tensor_fence_before();  // the warp's offers say that the sums have been read
 }
 #else
 // Where tcgen05 multiplies nothing.
-__device__ __forceinline__ void begin_tensor_memory(Shared&) {}
-__device__ __forceinline__ void fill_tensor_tiles(const WalkArgs&, Shared&) {}
-__device__ __forceinline__ void end_tensor_memory(Shared&) {}
-__device__ __forceinline__ void begin_products(Shared&, int) {}
-__device__ __forceinline__ void offer_products(const WalkArgs&, Shared&, const Sampling&, int, int,
-                                               int, bool, const float (&)[plan::COLUMN_BLOCKS],
-                                               Offers&) {}
+__device__ __forceinline__ void begin_tensor_memory(const Block&) {}
+__device__ __forceinline__ void fill_tensor_tiles(const Block&) {}
+__device__ __forceinline__ void end_tensor_memory(const Block&) {}
+__device__ __forceinline__ void begin_products(const Block&, int) {}
+__device__ __forceinline__ void offer_products(const Block&, const Sampling&, int, int, int, bool,
+                                               const float (&)[plan::COLUMN_BLOCKS], Offers&) {}
 #endif
 
 }  // namespace wts

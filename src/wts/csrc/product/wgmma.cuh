@@ -3,12 +3,10 @@
 // passing through (ring_warpgroup.cuh). The sums of some tiles are judged while the tensor cores
 // multiply the next.
 #pragma once
-#include "args.cuh"
 #include "base_lines.cuh"
-#include "plan_constants.h"
+#include "block.cuh"
 #include "product/ring_warpgroup.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/base.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/wgmma.cuh"
 #include "rounds.cuh"
@@ -16,7 +14,6 @@
 #include "select/sampled.cuh"
 #include "select/step_logits.cuh"
 #include "select/token_race.cuh"
-#include "shared.cuh"
 #include "tiles.cuh"
 #include "trace.cuh"
 
@@ -24,10 +21,10 @@ namespace wts {
 
 // A fragment's core matrices lie [k half][warp, row half][8 rows][16 bytes]; a lane's four words
 // are in four of them.
-__device__ __forceinline__ void load_register_fragments(const WalkArgs& args,
+__device__ __forceinline__ void load_register_fragments(const Block& block,
                                                         ResidentWeights& weights) {
   const int warp = warp_index();
-  const Byte* mine = packed_tiles(args, warp / plan::OPERAND_WARPS) +
+  const Byte* mine = packed_tiles(block, warp / plan::OPERAND_WARPS) +
                      (warp % plan::OPERAND_WARPS) * 256 + lane_index() * 4;
 #pragma unroll
   for (int position = 0; position < FRAGMENTS; ++position)
@@ -48,21 +45,21 @@ __device__ constexpr int streamed_unit(int half_tile) {
 
 // One (step, group) for a warpgroup.
 template <typename Precise>
-__device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
-                                         const ResidentWeights& weights, Ring& ring, int round,
-                                         Precise precise, const float (&limit)[plan::COLUMN_BLOCKS],
+__device__ __forceinline__ void multiply(const Block& block, const ResidentWeights& weights,
+                                         Ring& ring, int round, Precise precise,
+                                         const float (&limit)[plan::COLUMN_BLOCKS],
                                          Offers& offers) {
   const int lane = lane_index();
   // The same in all lanes, so that descriptors are made in uniform registers.
   const int warp = __shfl_sync(0xffffffffu, warp_index(), 0);
   const int warpgroup = warp / plan::OPERAND_WARPS;
   const u64 all_fragments = operand_descriptor(
-      shared_address(shared.fragments) + warpgroup * (plan::SHARED_FRAGMENTS * OPERAND_BYTES),
+      shared_address(block.shared.fragments) + warpgroup * (plan::SHARED_FRAGMENTS * OPERAND_BYTES),
       1024, 128);
   const u64 ring_operand =
-      operand_descriptor(shared_address(shared.ring[warpgroup * RING]), 1024, 128);
-  const u64 all_latents = operand_descriptor(shared_address(shared.latent[latent_slot(round)]),
-                                         plan::COLUMN_BLOCKS * 128, 128);
+      operand_descriptor(shared_address(block.shared.ring[warpgroup * RING]), 1024, 128);
+  const u64 all_latents = operand_descriptor(
+      shared_address(block.shared.latent[latent_slot(round)]), plan::COLUMN_BLOCKS * 128, 128);
   constexpr int TILES = plan::TILES_JUDGED, IN_FLIGHT = plan::TILES_IN_FLIGHT / TILES;
   constexpr int BATCHES = (plan::WARP_TILES + TILES - 1) / TILES;
   int sums[IN_FLIGHT][TILES * plan::COLUMN_BLOCKS][4];
@@ -79,7 +76,7 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     for (int i = 0; i < 2 * TILES; ++i) {
       const int half = batch * 2 * TILES + i;
       if (half < 2 * plan::WARP_TILES && streamed_unit(half) >= 0)
-        passing[i] = again_uniform(ring_operand + ring.take(shared, warpgroup) * (UNIT_BYTES / 16));
+        passing[i] = again_uniform(ring_operand + ring.take(block, warpgroup) * (UNIT_BYTES / 16));
     }
     warpgroup_fence();
 #pragma unroll
@@ -113,13 +110,13 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
     warpgroup_commit();
   };
 
-  const Sampling sampling(args, shared, lane, round);
+  const Sampling sampling(block, lane, round);
   if constexpr (plan::NOISE_AHEAD)
-    if (!precise && sampling.any) park_noise(args, shared, sampling, warp, lane, round);
-  barrier_wait(&shared.latents_ready[latent_slot(round)], latent_parity(round));
-  mark(args, round, LATENT_SEEN);
+    if (!precise && sampling.any) park_noise(block, sampling, warp, lane, round);
+  barrier_wait(&block.shared.latents_ready[latent_slot(round)], latent_parity(round));
+  mark(block, round, LATENT_SEEN);
   if (IN_FLIGHT > 1) begin(0);
-  const Lines lines(args, shared, lane, round);
+  const Lines lines(block, lane, round);
 #pragma unroll
   for (int batch = 0; batch < BATCHES; ++batch) {
     const int ahead = batch + IN_FLIGHT - 1;
@@ -134,16 +131,16 @@ __device__ __forceinline__ void multiply(const WalkArgs& args, Shared& shared,
       for (int i = 0; i < 2 * TILES; ++i) {
         const int half = batch * 2 * TILES + i;
         if (half < 2 * plan::WARP_TILES && streamed_unit(half) >= 0)
-          ring.release(args, shared, warpgroup, lane, streamed_unit(half));
+          ring.release(block, warpgroup, lane, streamed_unit(half));
       }
       if (batch == 0)
-        barrier_wait(&shared.base_landed[round_slot(round)], round_slot_parity(round));
-      if (batch == BATCHES - 1) mark(args, round, SWEPT);
+        barrier_wait(&block.shared.base_landed[round_slot(round)], round_slot_parity(round));
+      if (batch == BATCHES - 1) mark(block, round, SWEPT);
     };
-    const auto sum_of = [&](int i, int block) -> const int(&)[4] {
-      return sums[batch % IN_FLIGHT][i * plan::COLUMN_BLOCKS + block];
+    const auto sum_of = [&](int i, int nth) -> const int (&)[4] {
+      return sums[batch % IN_FLIGHT][i * plan::COLUMN_BLOCKS + nth];
     };
-    offer_sums<TILES>(args, shared, lines, sampling, warp, lane, round, batch * TILES, wait, sum_of,
+    offer_sums<TILES>(block, lines, sampling, warp, lane, round, batch * TILES, wait, sum_of,
                       precise, limit, offers);
   }
 }

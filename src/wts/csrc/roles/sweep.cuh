@@ -1,18 +1,15 @@
 // The sweeping warps: each holds its tiles of W for the whole walk and, once per (step, group),
 // multiplies them with the latents of the group's requests and offers its best rows.
 #pragma once
-#include "args.cuh"
+#include "block.cuh"
 #include "heads/kind.cuh"
-#include "plan_constants.h"
 #include "product/tcgen05.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/base.cuh"
 #include "rounds.cuh"
 #include "select/greedy.cuh"
 #include "select/key.cuh"
 #include "select/offers.cuh"
 #include "select/token_race.cuh"
-#include "shared.cuh"
 #include "state/exchanged_sums.cuh"
 #include "state/sharded.cuh"
 #include "tiles.cuh"
@@ -33,66 +30,64 @@ __device__ __forceinline__ bool again(int warp, bool settled) {
 
 // Multiplies once and leaves the warp's best rows; false where approximate scores are too close.
 template <typename Precise>
-__device__ __forceinline__ bool sweep_once(const WalkArgs& args, Shared& shared,
-                                           const ResidentWeights& weights, Ring& ring, int round,
-                                           Precise precise, float (&limit)[plan::COLUMN_BLOCKS]) {
+__device__ __forceinline__ bool sweep_once(const Block& block, const ResidentWeights& weights,
+                                           Ring& ring, int round, Precise precise,
+                                           float (&limit)[plan::COLUMN_BLOCKS]) {
   Offers offers;
-  multiply(args, shared, weights, ring, round, precise, limit, offers);
+  multiply(block, weights, ring, round, precise, limit, offers);
   if constexpr (plan::SAMPLED)
-    return post_contests(shared, warp_index(), lane_index(), round, offers, precise, limit);
-  post_best(shared, warp_index(), lane_index(), round, offers);
+    return post_contests(block, warp_index(), lane_index(), round, offers, precise, limit);
+  post_best(block, warp_index(), lane_index(), round, offers);
   return true;
 }
 
-__device__ __forceinline__ void sweep_round(const WalkArgs& args, Shared& shared,
-                                            const ResidentWeights& weights, Ring& ring, int round) {
+__device__ __forceinline__ void sweep_round(const Block& block, const ResidentWeights& weights,
+                                            Ring& ring, int round) {
   float limit[plan::COLUMN_BLOCKS];  // an approximate score below this cannot be the best
 #pragma unroll
-  for (int block = 0; block < plan::COLUMN_BLOCKS; ++block) limit[block] = -minus_infinity();
+  for (int nth = 0; nth < plan::COLUMN_BLOCKS; ++nth) limit[nth] = -minus_infinity();
   if constexpr (!plan::SAMPLED) {
-    sweep_once(args, shared, weights, ring, round, Roughly{}, limit);
+    sweep_once(block, weights, ring, round, Roughly{}, limit);
   } else if constexpr (plan::PRECISE_APART) {
-    const bool settled = sweep_once(args, shared, weights, ring, round, Roughly{}, limit);
-    if (again(warp_index(), settled))
-      sweep_once(args, shared, weights, ring, round, Precisely{}, limit);
+    const bool settled = sweep_once(block, weights, ring, round, Roughly{}, limit);
+    if (again(warp_index(), settled)) sweep_once(block, weights, ring, round, Precisely{}, limit);
   } else {
 #pragma unroll 1
     for (bool precise = false;; precise = true) {
-      const bool settled = sweep_once(args, shared, weights, ring, round, precise, limit);
+      const bool settled = sweep_once(block, weights, ring, round, precise, limit);
       if (precise || !again(warp_index(), settled)) break;
     }
   }
-  warp_arrive(&shared.candidates_ready[round_slot(round)]);
+  warp_arrive(&block.shared.candidates_ready[round_slot(round)]);
   __syncwarp();
-  mark(args, round, OFFERED);
+  mark(block, round, OFFERED);
 }
 
-__device__ __forceinline__ void sweep_role(const WalkArgs& args, Shared& shared) {
+__device__ __forceinline__ void sweep_role(const Block& block) {
   ResidentWeights weights;
   Ring ring;
-  if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.begin(args, shared);
-  fill_tensor_tiles(args, shared);
-  load_register_fragments(args, weights);
+  if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.begin(block);
+  fill_tensor_tiles(block);
+  load_register_fragments(block, weights);
 #if WTS_OWNED
-  begin_own_units(args, shared);
+  begin_own_units(block);
 #endif
-  barrier_wait(&shared.weights_landed, 0);
-  const int rounds = args.num_steps * plan::GROUPS;
+  barrier_wait(&block.shared.weights_landed, 0);
+  const int rounds = block.args.num_steps * plan::GROUPS;
 #pragma unroll 1
   for (int round = 0; round < rounds; ++round) {
-    if constexpr (SWEEPERS_TAKE_IN) work_before_sweep(args, shared, round);
+    if constexpr (SWEEPERS_TAKE_IN) work_before_sweep(block, round);
 #if WTS_OWNED
-    if (HEAD == Head::DOMINO && round_group(round) == 0)
-      project_step(args, shared, round_step(round));
+    if (HEAD == Head::DOMINO && round_group(round) == 0) project_step(block, round_step(round));
 #endif
-    sweep_round(args, shared, weights, ring, round);
-    if constexpr (EARLY) work_behind_sweep(args, shared, round);
+    sweep_round(block, weights, ring, round);
+    if constexpr (EARLY) work_behind_sweep(block, round);
 #if WTS_OWNED
-    make_next_own_sums(args, shared, round);
+    make_next_own_sums(block, round);
 #endif
   }
-  if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.end(shared);
-  end_tensor_memory(shared);
+  if constexpr (plan::STREAMED_FRAGMENTS > 0) ring.end(block);
+  end_tensor_memory(block);
 }
 
 }  // namespace wts

@@ -1,12 +1,16 @@
 // The bounds of an exact walk (select/exact.cuh): what a row has at most and at least, by a
 // candidate or by a word.
 #pragma once
+#include "block.cuh"
+#include "exchange/word.cuh"
 #include "heads/kind.cuh"
+#include "heads/runs.cuh"
 #include "numbers.cuh"
-#include "plan_constants.h"
 #include "ptx/number.cuh"
+#include "ptx/warp.cuh"
+#include "rounds.cuh"
 #include "select/key.cuh"
-#include "shared.cuh"
+#include "state/crew.cuh"
 
 namespace wts {
 
@@ -23,14 +27,12 @@ constexpr float FP32_PLACES = 4.77e-7f, LEAST_PLACE = 1.17549435e-38f, HALF_PLAC
 constexpr float LARGEST_DECIDED = 3.3e38f;  // above, and at infinity and NaN, a bound says nothing
 
 // The code of a word: how many places its row may be below its key, or that its block is undecided.
-// In a list of contenders a bit says the latter.
 constexpr u32 CODE_MASK = 7;
 constexpr u32 UNDECIDED = CODE_MASK;
 static_assert(TAG_BITS + 3 == ROW_SHIFT, "three bits of code");
 __device__ __forceinline__ u32 word_code(ExchangeWord word) {
   return static_cast<u32>(word) >> TAG_BITS & CODE_MASK;
 }
-constexpr u32 BLOCK_NOT_TOKEN = 1u << 31;
 
 // Up to 6 places have a code each, where errors were measured. Bounds by lengths are wider: up to
 // 3, then 7, 15 and 31.
@@ -74,24 +76,109 @@ __device__ __forceinline__ int least_key(float bound, float relative, float scal
 __device__ __forceinline__ int never_if_nan(int least, int key) {
   return least > key ? NEVER : least;
 }
+
+// Whether a bound says anything; of NaN it does not.
+__device__ __forceinline__ bool bounded(int candidate) {
+  return fabsf(least_bound(candidate)) < LARGEST_DECIDED;
+}
+
+// What a candidate's row has at least.
+__device__ __forceinline__ int least_of_row(const Block& block, int candidate, float margin) {
+  const float scale = block.shared.row_scale[min(candidate_row(candidate), plan::ROWS - 1)];
+  return least_key(least_bound(candidate), FP32_PLACES, scale, margin);
+}
+
+// What a block's best row has at least, by its word, which is decided.
+__device__ __forceinline__ int least_of(ExchangeWord word) {
+  return word_key(word) - (places_of(word_code(word)) << 16);
+}
+
+// A word among all: of the largest key, then of the lowest block.
+__device__ __forceinline__ int rank_of(int key, int owner) { return key | (0xffff - owner); }
+
 // In an exact walk: the two best candidates of each lane of a sweeping warp, for a crowded step
 // (select/exact.cuh).
 static_assert(plan::LANE_SLOTS == 0 || plan::COLUMN_BLOCKS == 1,
               "a lane holds rows of one request");
-__device__ __forceinline__ int2* lane_candidates(Shared& shared, int round, int warp) {
+__device__ __forceinline__ int2* lane_candidates(const Block& block, int round, int warp) {
   const int slot = round % (plan::LANE_SLOTS > 0 ? plan::LANE_SLOTS : 1);
-  return shared.lane_candidate + (slot * plan::SWEEP_WARPS + warp) * 32;
+  return block.shared.lane_candidate + (slot * plan::SWEEP_WARPS + warp) * 32;
 }
 
 #endif
 
 // What an exact walk adds to a latent's sums, in levels.
-__device__ __forceinline__ float slack_of([[maybe_unused]] const Shared& shared,
-                                          [[maybe_unused]] int slot, [[maybe_unused]] int column) {
+__device__ __forceinline__ float slack_of(const Block& block, [[maybe_unused]] int slot,
+                                          [[maybe_unused]] int column) {
 #if WTS_EXACT
-  return shared.latent_slack[slot][column];
+  return block.shared.latent_slack[slot][column];
 #else
   return 0.0f;
+#endif
+}
+
+// In an exact walk: what a latent adds to its sums, and a request's margin of rows of scale 1.
+__device__ __forceinline__ void keep_slack(const Block& block, [[maybe_unused]] int round,
+                                           [[maybe_unused]] int column,
+                                           [[maybe_unused]] float slack,
+                                           [[maybe_unused]] float margin) {
+#if WTS_EXACT
+  block.shared.latent_slack[latent_slot(round)][column] = slack;
+  block.shared.margin[request_of(round, column)] = margin;
+#endif
+}
+
+// In an exact walk, of a head whose exact latents are table rows: where the next one is.
+__device__ __forceinline__ void keep_token(const Block& block, [[maybe_unused]] int request,
+                                           [[maybe_unused]] int token) {
+#if WTS_EXACT
+  if (HEAD == Head::MARKOV && lane_index() == 0) block.shared.previous[request] = token;
+#endif
+}
+
+// In an exact walk: a run of a latent itself.
+__device__ __forceinline__ void keep_latent(const Block& block, [[maybe_unused]] int round,
+                                            [[maybe_unused]] int column, [[maybe_unused]] int start,
+                                            [[maybe_unused]] const float (&latent)[RUN]) {
+#if WTS_EXACT
+#pragma unroll
+  for (int i = 0; i < RUN; ++i)
+    block.shared.exact_latent[round % plan::EXACT_LATENT_SLOTS][column][start + i] =
+        bf16_bits(latent[i]);
+#endif
+}
+
+// In an exact walk: slack and margin of a latent, of all lanes' squares (wts/exact.py). |u| is at
+// most 16 t times the root of their sum, and |u - t U| at most t / 2 and a little for each element.
+__device__ __forceinline__ void bound_latent(const Block& block, [[maybe_unused]] int round,
+                                             [[maybe_unused]] int column,
+                                             [[maybe_unused]] float scale,
+                                             [[maybe_unused]] u32 squares) {
+#if WTS_EXACT
+  u32 sum = warp_add(squares);
+  if constexpr (TEAM > 1) {
+    if (lane_index() == 0) block.shared.team_squares[block.service()] = sum;
+    team_of(block).sync();
+    if (!block.leads()) return;
+    sum = 0;
+#pragma unroll
+    for (int i = 0; i < TEAM; ++i) sum += block.shared.team_squares[block.team() * TEAM + i];
+  }
+  constexpr float ROUNDED = 1.001f, HALF_ROOT = plan::RANK == 64    ? 4.1f
+                                                : plan::RANK == 128 ? 5.8f
+                                                : plan::RANK == 256 ? 8.2f
+                                                                    : 11.6f;
+  const float length = 16.0f * ROUNDED * approximate_root(__uint2float_rn(sum));
+  float slack =
+      fmaf(block.shared.spread, length, fmaf(block.shared.growth, HALF_ROOT, 1.0f)) * ROUNDED;
+  const bool inside =
+      __fmul_rn(scale, block.shared.smallest) >= plan::LEAST_EXACT_PRODUCT &&
+      __fmul_rn(__fmul_rn(scale, length), block.shared.longest) < plan::LARGEST_EXACT_PRODUCT;
+  if (!inside) slack = __int_as_float(0x7f800000);
+  // The first token of a Domino head is base logits' alone.
+  if (HEAD == Head::DOMINO && round_step(round) == 0) slack = 0.0f;
+  if (lane_index() == 0)
+    keep_slack(block, round, column, slack, 2.0f * ROUNDED * __fmul_rn(scale, slack));
 #endif
 }
 

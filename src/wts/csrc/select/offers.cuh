@@ -1,9 +1,8 @@
 // The best rows that a lane has seen of a round, and where a warp leaves its own.
 #pragma once
-#include "plan_constants.h"
+#include "block.cuh"
 #include "rounds.cuh"
 #include "select/key.cuh"
-#include "shared.cuh"
 
 namespace wts {
 
@@ -42,12 +41,12 @@ struct Offers {
   Contest contest[plan::SAMPLED ? plan::COLUMN_BLOCKS : 1];
 };
 
-__device__ __forceinline__ void post(Shared& shared, int round, int column, int place, int key,
+__device__ __forceinline__ void post(const Block& block, int round, int column, int place, int key,
                                      int row, float logit) {
   const int slot = candidate_slot(round);
-  shared.candidate_key[slot][column][place] = key;
-  if constexpr (plan::WIDE) shared.candidate_row[slot][column][place] = row;
-  if constexpr (plan::SAMPLED) shared.candidate_logit[slot][column][place] = logit;
+  block.shared.candidate_key[slot][column][place] = key;
+  if constexpr (plan::WIDE) block.shared.candidate_row[slot][column][place] = row;
+  if constexpr (plan::SAMPLED) block.shared.candidate_logit[slot][column][place] = logit;
 }
 
 }  // namespace wts

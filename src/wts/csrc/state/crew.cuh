@@ -1,7 +1,7 @@
 // Warps that do a piece of work together.
 #pragma once
+#include "block.cuh"
 #include "ptx/barrier.cuh"
-#include "ptx/base.cuh"
 
 namespace wts {
 
@@ -19,5 +19,11 @@ struct Crew {
     }
   }
 };
+
+// The service warps that make a latent together; their barriers are behind the warpgroups'.
+using Team = Crew<TEAM>;
+__device__ __forceinline__ Team team_of(const Block& block) {
+  return {block.member(), plan::SWEEP_WARPS / 4 + 1 + block.team()};
+}
 
 }  // namespace wts

@@ -6,21 +6,16 @@
 //     work would slow down, and be slowed down by;
 //   - an RNN's state is the service warps': its sums have to be under way while the step is swept.
 #pragma once
-#include "args.cuh"
-#include "exchange/slots.cuh"
+#include "block.cuh"
 #include "exchange/wait.cuh"
 #include "heads/domino.cuh"
 #include "heads/kind.cuh"
 #include "heads/lane_products.cuh"
-#include "heads/runs.cuh"
 #include "numbers.cuh"
-#include "plan_constants.h"
 #include "ptx/barrier.cuh"
-#include "ptx/base.cuh"
 #include "ptx/memory.cuh"
 #include "ptx/warp.cuh"
 #include "rounds.cuh"
-#include "shared.cuh"
 #include "state/crew.cuh"
 #include "state/words.cuh"
 
@@ -40,23 +35,22 @@ __device__ __forceinline__ void each_column(Work work) {
 
 template <typename Crew>
 struct InnerWork {
-  const WalkArgs& args;
-  Shared& shared;
+  Block block;
   Crew crew;
 
   // What the hidden states add to a sum of this block: row `own` of its rows, `row` of all.
   __device__ __forceinline__ float part_of(int round, int column, int own, int row) const {
     if constexpr (plan::HIDDEN_INSIDE)
-      return shared.own_part[part_slot(round_step(round))][column][own];
-    return __uint_as_float(load_global_4(given_part(args, round, column) + row));
+      return block.shared.own_part[part_slot(round_step(round))][column][own];
+    return __uint_as_float(load_global_4(given_part(block, round, column) + row));
   }
 
   // Publishes this block's inner sums of a request for the step of a round.
   __device__ __forceinline__ void publish_early(int round, int column) const {
     const int lane = lane_index(), request = request_of(round, column);
     const int first = static_cast<int>(blockIdx.x) * plan::BLOCK_UNITS;
-    const u32 sequence = sequence_of_step(shared, round_step(round));
-    u64* slots = early_slots<false>(args, sequence, request);
+    const u32 sequence = block.sequence_of(round_step(round));
+    u64* slots = early_slots<false>(block, sequence, request);
 #pragma unroll 1
     for (int own = crew.member; own < plan::BLOCK_UNITS; own += Crew::MEMBERS) {
       const int unit = first + own;
@@ -67,9 +61,9 @@ struct InnerWork {
       float part = 0.0f;
       if constexpr (!PACKED) part = part_of(round, column, kind * plan::BLOCK_UNITS + own, row);
       if constexpr (STATEFUL)
-        lane_products<plan::UNIT_ROWS, plan::STATE>(shared.state_weight[own],
+        lane_products<plan::UNIT_ROWS, plan::STATE>(block.shared.state_weight[own],
                                                     plan::BLOCK_UNITS * plan::STATE,
-                                                    shared.state[request], lane, sum);
+                                                    block.shared.state[request], lane, sum);
       if constexpr (PACKED) {
         if (lane == 0) store_relaxed(slots + unit, packed_word(sum, sequence));
       } else {
@@ -83,16 +77,16 @@ struct InnerWork {
   __device__ __forceinline__ void publish_projections(int round, int column) const {
     const int lane = lane_index(), request = request_of(round, column);
     const int first = static_cast<int>(blockIdx.x) * plan::BLOCK_PROJECTIONS;
-    const u32 sequence = sequence_of_step(shared, round_step(round));
-    u64* slots = early_slots<true>(args, sequence, request);
+    const u32 sequence = block.sequence_of(round_step(round));
+    u64* slots = early_slots<true>(block, sequence, request);
 #pragma unroll 1
     for (int own = crew.member; own < plan::BLOCK_PROJECTIONS; own += Crew::MEMBERS) {
       const int row = first + own;
       if (row >= plan::PROJECTOR_ROWS) break;
       const float part = part_of(round, column, own, row);
       float sum[1];
-      lane_products<1, plan::STATE>(shared.projector_weight[own], 0, shared.state[request], lane,
-                                    sum);
+      lane_products<1, plan::STATE>(block.shared.projector_weight[own], 0,
+                                    block.shared.state[request], lane, sum);
       if (lane == 0) store_relaxed(slots + row, sum_word(__fadd_rn(part, sum[0]), sequence));
     }
   }
@@ -127,11 +121,11 @@ struct InnerWork {
           if constexpr (!ONCE) put(index, words[i]);
         }
         if (!__any_sync(0xffffffffu, missing < WORDS)) break;
-        if ((poll & 15u) == 0 && __any_sync(0xffffffffu, is_abandoned(shared))) break;
-        if ((poll & 255u) == 0 && out_of_time(args, shared, poll)) {
+        if ((poll & 15u) == 0 && __any_sync(0xffffffffu, is_abandoned(block))) break;
+        if ((poll & 255u) == 0 && out_of_time(block, poll)) {
           const u32 nearest = warp_max_unsigned(static_cast<u32>(WORDS - missing));
-          report_timeout(args.status, &shared.abandoned, late(WORDS - static_cast<int>(nearest)),
-                         step);
+          report_timeout(block.args.status, &block.shared.abandoned,
+                         late(WORDS - static_cast<int>(nearest)), step);
         }
       }
       if constexpr (ONCE) {
@@ -147,15 +141,15 @@ struct InnerWork {
   __device__ __forceinline__ void gather(int round, int column) const {
     constexpr int WORDS = PROJECTOR ? plan::PROJECTOR_ROWS : plan::EARLY_WORDS;
     const int step = round_step(round);
-    const u32 sequence = sequence_of_step(shared, step);
+    const u32 sequence = block.sequence_of(step);
     const auto come = [&](u64 word) { return has_come<PROJECTOR>(word, sequence); };
     const auto put = [&](int index, u64 word) {
       if constexpr (PROJECTOR) {
-        shared.projections[column][index] = sum_of(word);
+        block.shared.projections[column][index] = sum_of(word);
       } else if constexpr (PACKED) {
-        reinterpret_cast<u64*>(shared.early[column])[index] = word;
+        reinterpret_cast<u64*>(block.shared.early[column])[index] = word;
       } else {
-        reinterpret_cast<float*>(shared.early[column])[index] = sum_of(word);
+        reinterpret_cast<float*>(block.shared.early[column])[index] = sum_of(word);
       }
     };
     const auto late = [](int index) {
@@ -164,7 +158,7 @@ struct InnerWork {
     };
     // Early words come during the step before.
     gather_words<WORDS, MOST, ONCE>(
-        early_slots<PROJECTOR>(args, sequence, request_of(round, column)),
+        early_slots<PROJECTOR>(block, sequence, request_of(round, column)),
         PROJECTOR ? step : max(step - 1, 0), come, put, late);
   }
 
@@ -173,14 +167,15 @@ struct InnerWork {
   // Asks for the hidden states of a step of a request, once the crew is through with those in their
   // place.
   __device__ __forceinline__ void ask_hidden(int step, int column) const {
-    if (step >= args.num_steps || crew.lane() != 0) return;
+    if (step >= block.args.num_steps || crew.lane() != 0) return;
     constexpr u32 BYTES = 2 * plan::HIDDEN_STORAGE;
-    const int request = min(column, args.num_requests - 1);  // an absent one gets another's
-    const long long first = request * args.hidden_request_stride + step * args.hidden_step_stride;
+    const int request = min(column, block.args.num_requests - 1);  // an absent one gets another's
+    const long long first =
+        request * block.args.hidden_request_stride + step * block.args.hidden_step_stride;
     const int place = step % plan::HIDDEN_PLACES;
-    Barrier* landed = &shared.hidden_landed[place][column];
+    Barrier* landed = &block.shared.hidden_landed[place][column];
     barrier_arrive_expect(landed, BYTES);
-    bulk_copy(shared.hidden[place][column], args.hidden + 2 * first, BYTES, landed);
+    bulk_copy(block.shared.hidden[place][column], block.args.hidden + 2 * first, BYTES, landed);
   }
 
   // Multiplies them with this block's rows: parts of its sums. A sum of one row a unit is the same
@@ -189,24 +184,24 @@ struct InnerWork {
     constexpr bool PROJECTOR = HEAD == Head::DOMINO;
     constexpr int EACH = PROJECTOR ? plan::BLOCK_PROJECTIONS : plan::BLOCK_UNITS;
     constexpr int ALL = PROJECTOR ? plan::PROJECTOR_ROWS : plan::UNITS;
-    if (step >= args.num_steps) return;
+    if (step >= block.args.num_steps) return;
     const int lane = lane_index(), first = static_cast<int>(blockIdx.x) * EACH;
     const int place = step % plan::HIDDEN_PLACES;
-    barrier_wait(&shared.hidden_landed[place][column], step / plan::HIDDEN_PLACES & 1);
+    barrier_wait(&block.shared.hidden_landed[place][column], step / plan::HIDDEN_PLACES & 1);
 #pragma unroll 1
     for (int own = crew.member; own < plan::HIDDEN_ROWS; own += Crew::MEMBERS) {
       const int unit = first + own % EACH, row = own / EACH * ALL + unit;
       if (unit >= ALL) continue;
       float bias = 0.0f, sum[1];
-      if (args.hidden_bias != nullptr)
-        bias = bf16_value(load_global_2(args.hidden_bias + 2 * row));
-      lane_products<1, plan::HIDDEN_STORAGE>(shared.hidden_weight[own], 0,
-                                             shared.hidden[place][column], lane, sum);
-      const float part = args.hidden_bias != nullptr ? __fadd_rn(sum[0], bias) : sum[0];
+      if (block.args.hidden_bias != nullptr)
+        bias = bf16_value(load_global_2(block.args.hidden_bias + 2 * row));
+      lane_products<1, plan::HIDDEN_STORAGE>(block.shared.hidden_weight[own], 0,
+                                             block.shared.hidden[place][column], lane, sum);
+      const float part = block.args.hidden_bias != nullptr ? __fadd_rn(sum[0], bias) : sum[0];
       if (lane == 0) {
-        shared.own_part[part_slot(step)][column][own] = part;
-        if (column < args.num_requests)  // for whoever asks what was added
-          args.hidden_part[(column * args.num_steps + step) * plan::PART + row] = part;
+        block.shared.own_part[part_slot(step)][column][own] = part;
+        if (column < block.args.num_requests)  // for whoever asks what was added
+          block.args.hidden_part[(column * block.args.num_steps + step) * plan::PART + row] = part;
       }
     }
     __syncwarp();
@@ -217,14 +212,15 @@ struct InnerWork {
   // Before the first step a state is zeros.
   __device__ __forceinline__ void begin_state(int request) const {
     if constexpr (STATEFUL)
-      for (int i = crew.lane(); i < plan::STATE; i += Crew::LANES) shared.state[request][i] = 0;
+      for (int i = crew.lane(); i < plan::STATE; i += Crew::LANES)
+        block.shared.state[request][i] = 0;
   }
 
   // The state that a token leaves, from its input row and the early sums (Domino).
   __device__ __forceinline__ void take_in(int round, int column, int token) const {
-    take_in_token<Crew::LANES>(table_row(args, token),
-                               reinterpret_cast<const u64*>(shared.early[column]),
-                               shared.state[request_of(round, column)], crew.lane());
+    take_in_token<Crew::LANES>(block.table_row(token),
+                               reinterpret_cast<const u64*>(block.shared.early[column]),
+                               block.shared.state[request_of(round, column)], crew.lane());
   }
 };
 
@@ -237,9 +233,9 @@ constexpr int FIRST_SUMS = HEAD == Head::GATED ? 2 : 1;
 constexpr int FIRST_PARTS = HEAD == Head::GATED ? 2 : HEAD == Head::RNN ? 3 : 1;
 
 // When the kernel begins: the first hidden states, as many as there are places for. By one warp.
-__device__ __forceinline__ void ask_first_hidden(const WalkArgs& args, Shared& shared) {
+__device__ __forceinline__ void ask_first_hidden(const Block& block) {
   if constexpr (plan::HIDDEN_INSIDE) {
-    const InnerWork<Crew<1>> work{args, shared, {0, 0}};
+    const InnerWork<Crew<1>> work{block, {0, 0}};
 #pragma unroll 1
     for (int step = 0; step < plan::HIDDEN_PLACES; ++step)
       each_column([&](int column) { work.ask_hidden(step, column); });
@@ -247,11 +243,11 @@ __device__ __forceinline__ void ask_first_hidden(const WalkArgs& args, Shared& s
 }
 
 // By all service warps, who have little else to do while weights come.
-__device__ __forceinline__ void begin_inner_work(const WalkArgs& args, Shared& shared, int member) {
+__device__ __forceinline__ void begin_inner_work(const Block& block, int member) {
   using Servants = Crew<plan::SERVICE_WARPS>;
-  const InnerWork<Servants> work{args, shared, {member, CREW_BARRIER + 1}};
+  const InnerWork<Servants> work{block, {member, CREW_BARRIER + 1}};
   each_column([&](int column) { work.begin_state(column); });
-  barrier_wait(&shared.state_landed, 0);
+  barrier_wait(&block.shared.state_landed, 0);
   work.crew.sync();
 #pragma unroll 1
   for (int step = 0; step < FIRST_PARTS; ++step) {
@@ -260,7 +256,7 @@ __device__ __forceinline__ void begin_inner_work(const WalkArgs& args, Shared& s
       work.crew.sync();
       each_column([&](int column) { work.ask_hidden(step + plan::HIDDEN_PLACES, column); });
     }
-    if (step < min(FIRST_SUMS, args.num_steps))
+    if (step < min(FIRST_SUMS, block.args.num_steps))
       each_column([&](int column) { work.publish_early(step, column); });
   }
   each_column([&](int column) { work.template gather<false>(0, column); });
@@ -270,8 +266,8 @@ __device__ __forceinline__ void begin_inner_work(const WalkArgs& args, Shared& s
 using Sweepers = Crew<plan::SWEEP_WARPS>;
 using SweepersWork = InnerWork<Sweepers>;
 
-__device__ __forceinline__ SweepersWork sweepers_work(const WalkArgs& args, Shared& shared) {
-  return {args, shared, {warp_index(), CREW_BARRIER}};
+__device__ __forceinline__ SweepersWork sweepers_work(const Block& block) {
+  return {block, {warp_index(), CREW_BARRIER}};
 }
 
 // Behind the sweep of a step: all blocks' sums of the next one, and parts of sums to come. A gated
@@ -282,16 +278,16 @@ __device__ __forceinline__ SweepersWork sweepers_work(const WalkArgs& args, Shar
 //   - The slot held parts of s - 1. Those were read before the latents of s - 1 came, which have
 //     been swept.
 //   - All warps have read the hidden states before others come in their place.
-__device__ __forceinline__ void work_behind_sweep(const WalkArgs& args, Shared& shared, int step) {
-  if (step + 1 >= args.num_steps) return;
-  const SweepersWork work = sweepers_work(args, shared);
+__device__ __forceinline__ void work_behind_sweep(const Block& block, int step) {
+  if (step + 1 >= block.args.num_steps) return;
+  const SweepersWork work = sweepers_work(block);
   each_column([&](int column) { work.template gather<false>(step + 1, column); });
-  if constexpr (!SWEEPERS_TAKE_IN) warp_arrive(&shared.sums_gathered);
+  if constexpr (!SWEEPERS_TAKE_IN) warp_arrive(&block.shared.sums_gathered);
   // A Domino head's parts of the next step are there (work_before_sweep).
   constexpr int MADE = HEAD == Head::DOMINO ? 1 : FIRST_PARTS;
   if constexpr (plan::HIDDEN_INSIDE && HEAD != Head::DOMINO)
     each_column([&](int column) { work.make_part(step + MADE, column); });
-  if (HEAD == Head::GATED && step + FIRST_SUMS < args.num_steps)
+  if (HEAD == Head::GATED && step + FIRST_SUMS < block.args.num_steps)
     each_column([&](int column) { work.publish_early(step + FIRST_SUMS, column); });
   if constexpr (plan::HIDDEN_INSIDE || SWEEPERS_TAKE_IN) work.crew.sync();
   if constexpr (plan::HIDDEN_INSIDE)
@@ -301,16 +297,16 @@ __device__ __forceinline__ void work_behind_sweep(const WalkArgs& args, Shared& 
 // Before the sweep of a step (Domino): the token is taken in, for its latent and for the step to
 // come. The parts of that one's projections are made last, by the warps that add them, who then
 // wait for a latent anyway.
-__device__ __forceinline__ void work_before_sweep(const WalkArgs& args, Shared& shared, int step) {
-  const SweepersWork work = sweepers_work(args, shared);
-  barrier_wait(&shared.token_known, static_cast<u32>(step) & 1u);
-  each_column([&](int column) { work.take_in(step, column, shared.inner_token[column]); });
+__device__ __forceinline__ void work_before_sweep(const Block& block, int step) {
+  const SweepersWork work = sweepers_work(block);
+  barrier_wait(&block.shared.token_known, static_cast<u32>(step) & 1u);
+  each_column([&](int column) { work.take_in(step, column, block.shared.inner_token[column]); });
   work.crew.sync();
   if (step > 0) {  // the first has no latent
     each_column([&](int column) { work.publish_projections(step, column); });
-    warp_arrive(&shared.sums_published);
+    warp_arrive(&block.shared.sums_published);
   }
-  if (step + 1 >= args.num_steps) return;
+  if (step + 1 >= block.args.num_steps) return;
   each_column([&](int column) { work.publish_early(step + 1, column); });
   if constexpr (plan::HIDDEN_INSIDE)
     each_column([&](int column) { work.make_part(step + 1, column); });
@@ -319,14 +315,14 @@ __device__ __forceinline__ void work_before_sweep(const WalkArgs& args, Shared& 
 // What a service warp waits for before it makes a latent: that the sums are there, or, of a Domino
 // head, that this block has published its own, and then a little: asking in vain is in the words'
 // way.
-__device__ __forceinline__ void await_sums(Shared& shared, int step) {
+__device__ __forceinline__ void await_sums(const Block& block, int step) {
   if (step == 0) return;  // there since begin_inner_work
   const u32 parity = static_cast<u32>(step - 1) & 1u;
   if constexpr (SWEEPERS_TAKE_IN) {
-    barrier_wait(&shared.sums_published, parity);
+    barrier_wait(&block.shared.sums_published, parity);
     wait_before_polling();
   } else {
-    barrier_wait(&shared.sums_gathered, parity);
+    barrier_wait(&block.shared.sums_gathered, parity);
   }
 }
 

@@ -31,26 +31,20 @@
 //   - words of s + 2 go where those of s were: published when all blocks' candidates of s + 1 have
 //     come, which each offered behind its words of s.
 #pragma once
-#include "args.cuh"
-#include "exchange/slots.cuh"
+#include "block.cuh"
 #include "exchange/wait.cuh"
 #include "heads/activations.cuh"
 #include "heads/domino.cuh"
 #include "heads/kind.cuh"
 #include "heads/lane_products.cuh"
 #include "heads/rnn.cuh"
-#include "heads/runs.cuh"
 #include "numbers.cuh"
-#include "plan_constants.h"
 #include "ptx/barrier.cuh"
-#include "ptx/base.cuh"
 #include "ptx/memory.cuh"
 #include "rounds.cuh"
-#include "shared.cuh"
 #include "state/crew.cuh"
 #include "state/exchanged_sums.cuh"
 #include "state/words.cuh"
-#include "teams.cuh"
 
 namespace wts {
 
@@ -72,7 +66,7 @@ __device__ __forceinline__ int first_own_unit() {
 // This block's sums for the token that a round takes in, of the states before it.
 __device__ __forceinline__ void make_own_sums(const SweepersWork& work, int round) {
   if (first_own_unit() >= plan::UNITS) return;  // nobody waits for them
-  Shared& shared = work.shared;
+  const Block block = work.block;
   constexpr int SUMS = PAIR * UNIT_ROWS;
   // A lane keeps the sum of one row and one request.
   const int lane = lane_index(), mine = min(lane, SUMS - 1);
@@ -85,46 +79,45 @@ __device__ __forceinline__ void make_own_sums(const SweepersWork& work, int roun
     float part = 0.0f;
     if constexpr (HEAD == Head::RNN)
       part = __uint_as_float(
-          load_global_4(given_part(work.args, round, column + vector) + kind * plan::UNITS + unit));
+          load_global_4(given_part(block, round, column + vector) + kind * plan::UNITS + unit));
     float sum[PAIR][UNIT_ROWS];
-    lane_products<UNIT_ROWS, plan::STATE, PAIR>(shared.state_weight[own],
+    lane_products<UNIT_ROWS, plan::STATE, PAIR>(block.shared.state_weight[own],
                                                 plan::BLOCK_UNITS * plan::STATE,
-                                                shared.state[request], lane, sum);
+                                                block.shared.state[request], lane, sum);
     const float all = of_lane(reinterpret_cast<const float(&)[SUMS]>(sum), lane);
     if (lane < SUMS)
-      shared.own_sum[request + vector][kind * plan::BLOCK_UNITS + own] =
+      block.shared.own_sum[request + vector][kind * plan::BLOCK_UNITS + own] =
           HEAD == Head::RNN ? __fadd_rn(part, all) : rounded(all);
   }
-  warp_arrive(&shared.own_sums_made[round_group(round)]);
+  warp_arrive(&block.shared.own_sums_made[round_group(round)]);
 }
 
 // Before the first sweep: states are zeros.
-__device__ __forceinline__ void begin_own_units(const WalkArgs& args, Shared& shared) {
-  const SweepersWork work = sweepers_work(args, shared);
+__device__ __forceinline__ void begin_own_units(const Block& block) {
+  const SweepersWork work = sweepers_work(block);
 #pragma unroll 1
   for (int request = 0; request < plan::STATES; ++request) work.begin_state(request);
-  barrier_wait(&shared.state_landed, 0);
+  barrier_wait(&block.shared.state_landed, 0);
   work.crew.sync();
 #pragma unroll 1
   for (int group = 0; group < plan::GROUPS; ++group) make_own_sums(work, group);
 }
 
 // Behind the sweep of a round: the sums for the group's next token.
-__device__ __forceinline__ void make_next_own_sums(const WalkArgs& args, Shared& shared,
-                                                   int round) {
-  if (round_step(round) + 1 < args.num_steps)
-    make_own_sums(sweepers_work(args, shared), round + plan::GROUPS);
+__device__ __forceinline__ void make_next_own_sums(const Block& block, int round) {
+  if (round_step(round) + 1 < block.args.num_steps)
+    make_own_sums(sweepers_work(block), round + plan::GROUPS);
 }
 
 // New states of this block's units, published, of the requests of a round from `first_column` on
 // that have these tokens. A lane makes a unit's; the first of a word's publishes it.
 template <int COUNT>
-__device__ __forceinline__ void take_in_own(const WalkArgs& args, Shared& shared, int round,
-                                            int first_column, const int (&token)[COUNT]) {
+__device__ __forceinline__ void take_in_own(const Block& block, int round, int first_column,
+                                            const int (&token)[COUNT]) {
   constexpr int EACH = plan::WORD_UNITS, WORDS = COUNT * plan::BLOCK_WORDS, AT_ONCE = 32 / EACH;
   const int here = min(plan::BLOCK_UNITS, plan::UNITS - first_own_unit()), lane = lane_index();
   if (here <= 0) return;
-  const u32 sequence = sequence_of_step(shared, round_step(round));
+  const u32 sequence = block.sequence_of(round_step(round));
 #pragma unroll 1
   for (int start = 0; start < WORDS; start += AT_ONCE) {
     // Behind the last word, or unit, what others do is done again.
@@ -135,7 +128,7 @@ __device__ __forceinline__ void take_in_own(const WalkArgs& args, Shared& shared
     int chosen = token[0];
 #pragma unroll
     for (int i = 1; i < COUNT; ++i) chosen = which == i ? token[i] : chosen;
-    const Byte* row = table_row(args, chosen);
+    const Byte* row = block.table_row(chosen);
     float input[3], sum[3];
 #pragma unroll
     for (int kind = 0; kind < 3; ++kind) {
@@ -146,12 +139,12 @@ __device__ __forceinline__ void take_in_own(const WalkArgs& args, Shared& shared
         input[kind] = bf16_value(load_global_2(row + 2 * at));
       }
     }
-    barrier_wait(&shared.own_sums_made[round_group(round)],
+    barrier_wait(&block.shared.own_sums_made[round_group(round)],
                  static_cast<u32>(round_step(round)) & 1u);
 #pragma unroll
     for (int kind = 0; kind < 3; ++kind)
-      sum[kind] = shared.own_sum[request][kind * plan::BLOCK_UNITS + own];
-    const u16& old = shared.state[request][unit];
+      sum[kind] = block.shared.own_sum[request][kind * plan::BLOCK_UNITS + own];
+    const u16& old = block.shared.state[request][unit];
     u64 result;
     if constexpr (HEAD == Head::RNN) {
 #pragma unroll
@@ -167,7 +160,7 @@ __device__ __forceinline__ void take_in_own(const WalkArgs& args, Shared& shared
     }
     const bool first = lane % EACH == 0 && lane < AT_ONCE * EACH;
     if (first && start + lane / EACH < WORDS)
-      store_relaxed(early_slots<false>(args, sequence, request) +
+      store_relaxed(early_slots<false>(block, sequence, request) +
                         static_cast<int>(blockIdx.x) * plan::BLOCK_WORDS + word,
                     result);
   }
@@ -178,19 +171,19 @@ __device__ __forceinline__ void take_in_own(const WalkArgs& args, Shared& shared
 template <int COUNT, int MOST, typename Crew>
 __device__ __forceinline__ void gather_states(const InnerWork<Crew>& work, int round,
                                               int first_column) {
-  Shared& shared = work.shared;
+  const Block block = work.block;
   const int step = round_step(round), first = request_of(round, first_column);
-  const u32 sequence = sequence_of_step(shared, step);
+  const u32 sequence = block.sequence_of(step);
   const auto come = [&](u64 word) { return has_come<false>(word, sequence); };
   const auto put = [&](int index, u64 word) {
     const int which = index / plan::EARLY_WORDS, at = index % plan::EARLY_WORDS;
     const int own = at % plan::BLOCK_WORDS * plan::WORD_UNITS;
     const int unit = at / plan::BLOCK_WORDS * plan::BLOCK_UNITS + own;
-    u16* state = shared.state[first + which];
+    u16* state = block.shared.state[first + which];
     if constexpr (HEAD == Head::RNN) {
       if (unit >= plan::UNITS) return;
       state[unit] = static_cast<u16>(word >> 32);
-      shared.joint[first_column + which][unit] = static_cast<u16>(word >> 48);
+      block.shared.joint[first_column + which][unit] = static_cast<u16>(word >> 48);
     } else {
 #pragma unroll
       for (int i = 0; i < plan::WORD_UNITS; ++i)
@@ -201,23 +194,22 @@ __device__ __forceinline__ void gather_states(const InnerWork<Crew>& work, int r
   const auto late = [](int index) { return index % plan::EARLY_WORDS / plan::BLOCK_WORDS; };
   // They come once the step before is decided.
   work.template gather_words<COUNT * plan::EARLY_WORDS, MOST, true>(
-      early_slots<false>(work.args, sequence, first), max(step - 1, 0), come, put, late);
+      early_slots<false>(block, sequence, first), max(step - 1, 0), come, put, late);
 }
 
 // All blocks' projections of a request of a round, by one warp.
-__device__ __forceinline__ void gather_projections(const WalkArgs& args, Shared& shared, int round,
-                                                   int column) {
-  const InnerWork<Alone> work{args, shared, {0, 0}};
+__device__ __forceinline__ void gather_projections(const Block& block, int round, int column) {
+  const InnerWork<Alone> work{block, {0, 0}};
   work.template gather<true, WORDS_OF_SERVANT, true>(round, column);
   __syncwarp();
 }
 
 // This block's rows of the projector, with the states of a round, published.
 __device__ __forceinline__ void publish_own_projections(const SweepersWork& work, int round) {
-  Shared& shared = work.shared;
+  const Block block = work.block;
   constexpr int ROWS = plan::BLOCK_PROJECTIONS;
   constexpr int TOGETHER = ROWS * plan::COLUMNS > Sweepers::MEMBERS ? PAIR : 1;
-  const u32 sequence = sequence_of_step(shared, round_step(round));
+  const u32 sequence = block.sequence_of(round_step(round));
   const int lane = lane_index(), vector = min(lane, TOGETHER - 1);
 #pragma unroll 1
   for (int item = work.crew.member; item < ROWS * plan::COLUMNS / TOGETHER;
@@ -227,31 +219,31 @@ __device__ __forceinline__ void publish_own_projections(const SweepersWork& work
     const int row = static_cast<int>(blockIdx.x) * ROWS + own;
     if (row >= plan::PROJECTOR_ROWS) continue;
     const float part =
-        __uint_as_float(load_global_4(given_part(work.args, round, column + vector) + row));
+        __uint_as_float(load_global_4(given_part(block, round, column + vector) + row));
     float sum[TOGETHER][1];
-    lane_products<1, plan::STATE, TOGETHER>(shared.projector_weight[own], 0, shared.state[request],
-                                            lane, sum);
+    lane_products<1, plan::STATE, TOGETHER>(block.shared.projector_weight[own], 0,
+                                            block.shared.state[request], lane, sum);
     const float mine = of_lane(reinterpret_cast<const float(&)[TOGETHER]>(sum), lane);
     if (lane < TOGETHER)
-      store_relaxed(early_slots<true>(work.args, sequence, request + vector) + row,
+      store_relaxed(early_slots<true>(block, sequence, request + vector) + row,
                     sum_word(__fadd_rn(part, mine), sequence));
   }
 }
 
 // Before the sweeps of a step: every group's states, and projections of them. The first step has no
 // latents.
-__device__ __forceinline__ void project_step(const WalkArgs& args, Shared& shared, int step) {
-  const SweepersWork work = sweepers_work(args, shared);
+__device__ __forceinline__ void project_step(const Block& block, int step) {
+  const SweepersWork work = sweepers_work(block);
 #pragma unroll 1
   for (int group = 0; group < plan::GROUPS; ++group) {
     const int round = step * plan::GROUPS + group;
-    barrier_wait(&shared.states_sent[group], static_cast<u32>(step) & 1u);
+    barrier_wait(&block.shared.states_sent[group], static_cast<u32>(step) & 1u);
     wait_before_polling();
     gather_states<plan::COLUMNS, WORDS_OF_SWEEPER>(work, round, 0);
     work.crew.sync();
     if (step > 0) {
       publish_own_projections(work, round);
-      warp_arrive(&shared.projections_sent[group]);
+      warp_arrive(&block.shared.projections_sent[group]);
     }
   }
 }

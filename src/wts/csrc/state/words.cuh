@@ -1,8 +1,7 @@
 // Words in which blocks tell each other sums and states.
 #pragma once
-#include "args.cuh"
+#include "block.cuh"
 #include "heads/kind.cuh"
-#include "plan_constants.h"
 #include "ptx/number.cuh"
 #include "rounds.cuh"
 
@@ -15,12 +14,12 @@ namespace wts {
 constexpr bool PACKED = HEAD == Head::DOMINO;
 
 template <bool PROJECTOR>
-__device__ __forceinline__ u64* early_slots(const WalkArgs& args, u32 sequence, int request) {
+__device__ __forceinline__ u64* early_slots(const Block& block, u32 sequence, int request) {
   constexpr int WORDS = PROJECTOR ? plan::PROJECTOR_ROWS : plan::EARLY_WORDS;
   constexpr int REQUESTS = plan::GROUPS * plan::COLUMNS;
   const int line = static_cast<int>(sequence % plan::EARLY_SLOTS) * REQUESTS + request;
-  u64* first =
-      args.state_slots + (PROJECTOR ? 1ll * plan::EARLY_SLOTS * REQUESTS * plan::EARLY_WORDS : 0ll);
+  u64* first = block.args.state_slots +
+               (PROJECTOR ? 1ll * plan::EARLY_SLOTS * REQUESTS * plan::EARLY_WORDS : 0ll);
   return first + static_cast<long long>(line) * WORDS;
 }
 
@@ -56,10 +55,10 @@ __device__ __forceinline__ float of_lane(const float (&values)[COUNT], int lane)
 
 // What the hidden states add to the inner sums of a request's step, where it is given. An absent
 // request gets another's.
-__device__ __forceinline__ const float* given_part(const WalkArgs& args, int round, int column) {
-  const int request = min(request_of(round, column), args.num_requests - 1);
-  return args.hidden_part +
-         (static_cast<long long>(request) * args.num_steps + round_step(round)) * plan::PART;
+__device__ __forceinline__ const float* given_part(const Block& block, int round, int column) {
+  const int request = min(request_of(round, column), block.args.num_requests - 1);
+  return block.args.hidden_part +
+         (static_cast<long long>(request) * block.args.num_steps + round_step(round)) * plan::PART;
 }
 
 }  // namespace wts

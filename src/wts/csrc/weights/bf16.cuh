@@ -1,10 +1,9 @@
 // Weights and latents in bf16, as the head has them.
 #pragma once
+#include "block.cuh"
 #include "heads/runs.cuh"
 #include "numbers.cuh"
-#include "plan_constants.h"
 #include "ptx/mma.cuh"
-#include "shared.cuh"
 
 namespace wts {
 
@@ -12,8 +11,8 @@ namespace wts {
 using Sum = float;      // of an accumulator
 using PairScale = u32;  // a bit for each of two consecutive rows
 
-__device__ __forceinline__ PairScale load_pair_scale(const Shared& shared, int row) {
-  return shared.row_scale[row >> 5] >> (row & 31);
+__device__ __forceinline__ PairScale load_pair_scale(const Block& block, int row) {
+  return block.shared.row_scale[row >> 5] >> (row & 31);
 }
 #endif
 __device__ __forceinline__ void multiply_fragment(float (&sum)[4], const u32* a, u32 b0, u32 b1,

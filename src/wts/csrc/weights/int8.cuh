@@ -1,11 +1,10 @@
 // Quantised weights and latents: int8 rows with a scale, latents of two int8 planes (wts/pack.py).
 #pragma once
+#include "block.cuh"
 #include "heads/runs.cuh"
 #include "numbers.cuh"
-#include "plan_constants.h"
 #include "ptx/mma.cuh"
 #include "ptx/warp.cuh"
-#include "shared.cuh"
 
 namespace wts {
 
@@ -13,8 +12,8 @@ namespace wts {
 using Sum = int;           // of an accumulator
 using PairScale = float2;  // scales of two consecutive rows
 
-__device__ __forceinline__ PairScale load_pair_scale(const Shared& shared, int row) {
-  return *reinterpret_cast<const float2*>(&shared.row_scale[row]);
+__device__ __forceinline__ PairScale load_pair_scale(const Block& block, int row) {
+  return *reinterpret_cast<const float2*>(&block.shared.row_scale[row]);
 }
 #endif
 
